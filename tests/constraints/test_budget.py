@@ -212,6 +212,7 @@ SCHEMA = {
 GRAMMARS = [
     Grammar.json_schema(SCHEMA), Grammar.json_schema(SCHEMA, any_whitespace=True), Grammar.json_schema({}), BRACKETS,
     Grammar.regex(r'[^\n"]{3,5}\n\d+(é|a\\)?x*(ab){2,}[-\]"→-⇒]'), Grammar.ebnf(r'root ::= [^\]\\a-f]* "\"\t" "]"'),
+    Grammar.json_schema({"type": "array", "items": {"type": "string", "pattern": r'^([ -w]{2}|\d+-"?(\w|\.\s)*)$'}}),
 ]  # fmt: skip
 
 
@@ -309,7 +310,7 @@ def test_conversations_end_in_time(most, is_free):
 
 PACKS = {
     "brick": ("brick", {}, 6), "pivot": ("brick", {"text_form": "pivot"}, 7), "machine": ("machine", {}, 9),
-    "machine schema": ("machine", {"grammar": "schema"}, 9), "schema": ("prompts", {"generator": "schema"}, 60),
+    "machine schema": ("machine", {"grammar": "schema"}, 9), "schema": ("prompts", {"generator": "schema"}, 125),
     "thought": ("prompts", {"generator": "arithmetic", "think": True, "think_tokens": 50}, 12),
 }  # fmt: skip
 

@@ -126,9 +126,10 @@ class Budget:
             return None
         rooms = [answer.room for answer in answers.values()]
         is_exact = any(answer.is_searched for answer in answers.values())
-        is_exact = is_exact and all(self._search(answer) for answer in answers.values())
+        searched = [self._search(answer) for answer in answers.values()] if is_exact else []
+        is_exact = is_exact and None not in searched
         if is_exact:
-            room = max(max(self._distances.values()), 1)
+            room = max(searched)
         elif None in rooms:
             return None
         else:
@@ -175,8 +176,8 @@ class Budget:
                     return 1 + rest
         return math.inf
 
-    def _search(self, start: Any) -> bool:
-        """Find the distances of all positions after a state, and return whether they are few enough."""
+    def _search(self, start: Any) -> float | None:
+        """Find the distances of all positions after a state and return the largest; None if there are too many."""
         reached: dict[Hashable, set[Hashable]] = {}
         before: dict[Hashable, list[Hashable]] = {}
         ends, todo, moves = [], [start], 0
@@ -188,7 +189,7 @@ class Budget:
                 tokens, may_end = self._tokens(state)
                 moves += len(tokens)
                 if moves > _MOST_MOVES:
-                    return False
+                    return None
                 if may_end:
                     ends.append(state.position)
                 for group in state.alike(tokens):
@@ -197,7 +198,7 @@ class Budget:
                     before.setdefault(after.position, []).append(state.position)
                     todo.append(after)
         except RuntimeError:  # a dead end, which sampling may never meet
-            return False
+            return None
         found = dict.fromkeys(ends, 1)
         for position in ends:
             for earlier in before.get(position, ()):
@@ -205,7 +206,7 @@ class Budget:
                     found[earlier] = found[position] + 1
                     ends.append(earlier)
         self._distances |= dict.fromkeys(reached, math.inf) | found
-        return True
+        return max(found.values(), default=math.inf)
 
     def _tokens(self, state: Any) -> tuple[list[int], bool]:
         """Return the allowed tokens without end-of-sequence, and whether that is allowed."""
@@ -221,11 +222,13 @@ class Budget:
             _limit(self._needs)
             self._needs[position] = self._needs_new(state, plan)
         needs = self._needs[position]
-        if all(need <= left for _, need in needs):
+        # If no ending is known that fits, because xgrammar allowed bytes that are no UTF-8: the nearest.
+        most = max(left, min(need for _, need in needs))
+        if all(need <= most for _, need in needs):
             return words
         if (position, left) not in self._masks:
             _limit(self._masks)
-            fitting = [tokens for tokens, need in needs if need <= left]
+            fitting = [tokens for tokens, need in needs if need <= most]
             self._masks[position, left] = read_only(pack_ids(np.concatenate(fitting), self.vocab_size))
         return self._masks[position, left]
 

@@ -14,11 +14,14 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
+from .patterns import pattern_to_ebnf
+
 _PART = re.compile(
     r'(?P<text>"(?:[^"\\]|\\.)*")|(?P<set>\[(?:[^\]\\]|\\.)*\])|\{(?P<low>\d+), (?P<high>-?\d+)\}|(?P<rule>[\w.-]+)'
     r"|(?P<other>\(=|[()|*])|\s+"
 )
 _CHARACTER = re.compile(r"\\x(..)|\\u(....)|\\U(.{8})|\\(.)|(.)", re.DOTALL)
+_PATTERN = re.compile(r'Regex\("((?:[^"\\]|\\.)*)", json_string=true\)')
 _ESCAPED = dict(zip("0abtnvfre", (0, 7, 8, 9, 10, 11, 12, 13, 27), strict=True))
 _MOST_STACKS = 4096  # at one position
 _STEPS_KEPT = 1 << 16
@@ -60,7 +63,7 @@ class Endings:
         ranked = sorted(range(256), key=lambda byte: (byte not in inside, bytes([byte]) not in spellings, byte < 32))
         self._ranks = bytes(ranked.index(byte) for byte in range(256))
         self._unknown = bytes(byte for byte in range(256) if byte not in inside)
-        self._rules = {name: _Parser(body).alternatives() for name, body in _bodies(grammar)}
+        self._rules = _rules(grammar)
         self._shortest = self._shortest_texts()
         self.longest = self._longest_ending()
         self._stacks: list[tuple[Symbol, int]] = [((), 0)]  # first symbol and the number of the rest; 0: empty
@@ -253,13 +256,36 @@ class _Parser:
         return tuple(map(tuple, found))
 
 
-def _bodies(grammar: str) -> Iterator[tuple[str, str]]:
-    for line in grammar.splitlines():
+def _rules(grammar: str) -> dict[str, tuple[tuple[Symbol, ...], ...]]:
+    """Return the alternatives of each rule."""
+    rules = {}
+    for line in filter(None, grammar.splitlines()):
         name, found, body = line.partition(" ::= ")
-        if line and (not found or "TagDispatch(" in body):
+        if not found or "TagDispatch(" in body:
             raise UnknownGrammarError(f"unknown construct {line[:40]!r}")
-        if line:
-            yield name, body
+        if (pattern := _PATTERN.match(body)) is None:
+            rules[name] = _Parser(body).alternatives()
+        else:
+            import xgrammar
+
+            written = "".join(map(chr, _codes(pattern[1])))
+            parsed = xgrammar.Grammar.from_ebnf(pattern_to_ebnf(f"(?a){written}"))  # its classes are those of ASCII
+            rules |= {f"{name}/{inner}": _in_json(symbol, name) for inner, symbol in _rules(str(parsed)).items()}
+            rules[name] = ((f"{name}/root",),)
+    return rules
+
+
+def _in_json(symbol: Symbol, name: str) -> Any:
+    """Return a symbol of a pattern within a JSON string, whose rules are named after the rule of the pattern."""
+    if isinstance(symbol, str):
+        return f"{name}/{symbol}"
+    if isinstance(symbol, _Set):
+        cuts = ((0x20, 0x21), (0x23, 0x5B), (0x5D, _LAST))  # without control characters, quotes and backslashes
+        parts = ((max(low, first), min(high, last)) for low, high in symbol for first, last in cuts)
+        return _Set((low, high) for low, high in parts if low <= high)
+    if isinstance(symbol, _Repeat):
+        return _Repeat((_in_json(symbol[0], name), *symbol[1:]))
+    return tuple(_in_json(part, name) for part in symbol)
 
 
 def _names(symbol: Symbol) -> Iterator[str]:
