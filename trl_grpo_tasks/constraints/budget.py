@@ -126,8 +126,8 @@ class Budget:
             return None
         rooms = [answer.room for answer in answers.values()]
         is_exact = any(answer.is_searched for answer in answers.values())
-        searched = [self._search(answer) for answer in answers.values()] if is_exact else []
-        is_exact = is_exact and None not in searched
+        searched = [self._search(answer) or math.inf for answer in answers.values()] if is_exact else []
+        is_exact = is_exact and math.inf not in searched
         if is_exact:
             room = max(searched)
         elif None in rooms:
@@ -206,7 +206,7 @@ class Budget:
                     found[earlier] = found[position] + 1
                     ends.append(earlier)
         self._distances |= dict.fromkeys(reached, math.inf) | found
-        return max(found.values(), default=math.inf)
+        return max(found.values(), default=None)
 
     def _tokens(self, state: Any) -> tuple[list[int], bool]:
         """Return the allowed tokens without end-of-sequence, and whether that is allowed."""
