@@ -15,6 +15,7 @@ from trl_grpo_tasks.constraints import (
 )
 from trl_grpo_tasks.constraints import shared as shared_module
 from trl_grpo_tasks.constraints.base import unpack
+from trl_grpo_tasks.constraints.budget import within
 from trl_grpo_tasks.constraints.shared import FORCED_LIMIT, SharedStates
 from trl_grpo_tasks.constraints.table import FREE, MaskTable
 from trl_grpo_tasks.models.tiny import make_tokenizer
@@ -74,6 +75,9 @@ CONSTRAINTS = {
     "spelled bricks": OneSpelling(TOKENIZER, brick_constraint(TOKENIZER, world=2, max_bricks=4, form="pivot")),
     "thought, spelled grammars": ThinkThen(TOKENIZER, OneSpelling(TOKENIZER, GRAMMARS), [": ", "))"], most_tokens=4),
     "thought, tree": ThinkThen(TOKENIZER, TREE, "@@", least_tokens=1),
+    "tree in time": within(TREE, 6),
+    "spelled grammars in time": within(OneSpelling(TOKENIZER, GRAMMARS), 12),
+    "thought in time": within(ThinkThen(TOKENIZER, TREE, "@@"), 9),
     "another author's": CountingConstraint(),
 }
 

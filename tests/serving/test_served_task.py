@@ -12,7 +12,9 @@ from transformers import AutoTokenizer
 
 from tests.support.tokenizer_makes import MAKES, every_make
 from tests.support.toy import LETTERS, ToyTask
+from trl_grpo_tasks.constraints import Grammar, GrammarConstraint
 from trl_grpo_tasks.constraints.base import unpack
+from trl_grpo_tasks.constraints.budget import within
 from trl_grpo_tasks.models.loading import load_tokenizer
 from trl_grpo_tasks.models.tiny import make_tokenizer
 from trl_grpo_tasks.registry import TASKS, find_task_class, get_task
@@ -199,7 +201,7 @@ class Picky:
 
 
 def asked(row):
-    return SimpleNamespace(extra_args=None if row is None else {"row": row, "other": 1})
+    return SimpleNamespace(extra_args=None if row is None else {"row": row, "other": 1}, max_tokens=8)
 
 
 @pytest.fixture
@@ -211,6 +213,17 @@ def test_rows_of_the_task_and_requests_without_a_row_are_accepted(server):
     for row in ('{"prompt": "a", "letter": "a"}', '{"prompt": "a", "letter": "free"}', None):
         check_row(asked(row))
     check_row(SimpleNamespace(extra_args={}))
+
+
+def test_requests_that_are_too_short_for_an_answer_are_refused(monkeypatch):
+    tokenizer = make_tokenizer([*"abcd"], 64)
+    letters = GrammarConstraint(tokenizer, Grammar.regex("[ab]{3,}"))
+    monkeypatch.setattr(served_task, "served_here", lambda: (ToyTask(), within(letters, None)))
+    row = '{"prompt": "a", "letter": "a"}'
+    check_row(SimpleNamespace(extra_args={"row": row}, max_tokens=4))
+    check_row(SimpleNamespace(extra_args={"row": row}, max_tokens=None))  # vLLM takes what is left of the context
+    with pytest.raises(ValueError, match="max_completion_length=3 is too short: the shortest answer takes 4 tokens"):
+        check_row(SimpleNamespace(extra_args={"row": row}, max_tokens=3))
 
 
 NOT_JSON = ["", "{", "[" * 100_000, 5, ["{}"], {"letter": "a"}, True]

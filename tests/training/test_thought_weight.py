@@ -16,7 +16,7 @@ from tests.training.test_distributed import SCRIPT
 from tests.training.test_think import MARKER, ThinkingToy
 from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
 from trl_grpo_tasks.commands import main as cli
-from trl_grpo_tasks.constraints import ThinkThen
+from trl_grpo_tasks.constraints import ChoiceTreeConstraint, ThinkThen
 from trl_grpo_tasks.training import trainer as trainer_module
 from trl_grpo_tasks.training.config import CHOICES
 from trl_grpo_tasks.training.extras import EXTRAS
@@ -25,10 +25,12 @@ OPTIONS = {"constrain": True, "max_completion_length": MOST_TOKENS, "beta": 0.3,
 
 
 class EndlessToy(ThinkingToy):
-    """No thought ends within one token. Rewards depend on the letter."""
+    """No thought ends within one token, and no known answer could be reserved room for. Rewards depend on the
+    letter."""
 
     def constraint(self, tokenizer):
-        return ThinkThen(tokenizer, None, MARKER)
+        answers = ChoiceTreeConstraint(tokenizer, lambda row: 0, lambda node: [("a", None)], longest_ending=None)
+        return ThinkThen(tokenizer, answers, MARKER)
 
     def score(self, row, completion):
         return self.make_score({"match": ord(completion) % 5, "short": 0.0}, True, False)

@@ -17,6 +17,7 @@ from tests.support.rollouts import dense_logps
 from tests.support.vllm_cpu import END_OF_TURN, ENGINE_OPTIONS, use_runner
 from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint, OneSpelling, ThinkThen
 from trl_grpo_tasks.constraints.base import replay
+from trl_grpo_tasks.constraints.budget import within
 from trl_grpo_tasks.constraints.table import MaskTable
 from trl_grpo_tasks.serving.processor import COLOCATED, Processor, Sampling
 from trl_grpo_tasks.serving.served_task import CONFIG_KEY, PROCESSOR
@@ -115,6 +116,16 @@ def test_completions_are_sampled_under_their_own_constraints(make_engine, runner
     constraint = constraints(engine.tokenizer)[kind]
     rows = [*ROWS[kind] * 4, None]  # more than fit at a time; the last has no constraint
     check(engine, constraint, rows, engine.under(constraint).generate(rows))
+
+
+def test_completions_end_within_the_limit_of_their_request(make_engine):
+    """As a server samples: the limit is that of the request, and a trainer scores under the same masks."""
+    engine = make_engine(max_num_seqs=6)
+    unlimited = constraints(engine.tokenizer)["thought"]
+    rows = [{"pattern": "[abcd]{1,20}"}, {"pattern": "(ab|cd){2,9}"}] * 8
+    outputs = engine.under(within(unlimited, None)).generate(rows, max_tokens=8)
+    assert {output.finish_reason for output in outputs} == {"stop"}
+    check(engine, within(unlimited, 8), rows, outputs)
 
 
 def test_a_request_that_is_interrupted_goes_on_where_it_was(make_engine, monkeypatch):

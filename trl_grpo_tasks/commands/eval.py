@@ -89,6 +89,7 @@ class Comparison:
                     Path(args.output_dir) / KEPT_FOLDER / candidate.name,
                     seed=args.seed,
                     constrain=args.samples_under_constraint,
+                    most_tokens=args.max_completion_length,
                     revision=model_args.model_revision,
                     chat_template_kwargs=args.chat_template_kwargs,
                 )

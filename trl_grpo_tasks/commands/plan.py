@@ -78,6 +78,7 @@ def prepare(task: Task, run: RunArguments, args: Any, model_args: Any) -> Plan:
             args.output_dir,
             seed=args.seed,
             constrain=args.samples_under_constraint,
+            most_tokens=args.max_completion_length,
             revision=model_args.model_revision,
             chat_template_kwargs=args.chat_template_kwargs,
         )

@@ -9,7 +9,7 @@ Masks are packed into int32 words, one bit per token: token t is bit t % 32 of w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -72,6 +72,29 @@ class Asked(NamedTuple):
 
     is_answered: Callable[[], bool]
     answer: Callable[[], Any]  # waits for it
+
+
+class FinishingState(SharedState, Protocol):
+    """A state whose texts can be finished on purpose, within a number of tokens (see budget.py)."""
+
+    @property
+    def position(self) -> Hashable | None:
+        """What the allowed continuations depend on; None: it is unknown how a text ends."""
+
+    @property
+    def room(self) -> float | None:
+        """A bound on the tokens that finish from any position, the end included; None: only a search can tell."""
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether there may be few enough positions for a search, which gives exact distances."""
+
+    def alike(self, tokens: Sequence[int]) -> Iterable[Sequence[int]]:
+        """Group allowed tokens: after those of a group, the position is the same."""
+
+    def endings(self) -> Iterable[bytes]:
+        """Return texts with which the text so far may end. The rest of one is among those of the position it leads
+        to, unless a better one is."""
 
 
 class Constraint(Protocol):
@@ -139,13 +162,20 @@ class FreeText:
 
     __slots__ = ("_eos", "_words", "finished")
 
-    origin = "free"
+    origin = position = "free"
+    room, is_searched = 1, False
 
     def __init__(self, words: np.ndarray, eos: int, finished: bool = False):
         self._words, self._eos, self.finished = words, eos, finished
 
     def fork(self) -> FreeText:
         return FreeText(self._words, self._eos, self.finished)
+
+    def alike(self, tokens: Sequence[int]) -> list[Sequence[int]]:
+        return [tokens]
+
+    def endings(self) -> list[bytes]:
+        return [b""]
 
     def mask(self) -> np.ndarray:
         return np.zeros_like(self._words) if self.finished else self._words

@@ -15,8 +15,8 @@ of texts (`literals.py`). Nodes that were never visited before are therefore che
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,10 @@ class ChoiceTreeConstraint:
     `("", None)` means that the completion may end at this node. Both functions must be pure; nodes must be hashable,
     and equal nodes must have equal choices.
 
+    `longest_ending`: however a text begins, one literal of each of these sets, or fewer, finish it if the first choice
+    is taken at each node. Large trees need it to end in time (see budget.py); small ones are searched. None: the tree
+    is large, and texts may be cut off.
+
     Every node should have at least one choice. With `look_ahead=True` the engine drops choices that lead to a node
     without choices, at the cost of calling `choices` for every possible next node (twenty calls instead of one for
     twenty coordinates). Set `look_ahead=False` for a tree without such dead ends. In both cases a RuntimeError names
@@ -55,11 +59,14 @@ class ChoiceTreeConstraint:
         choices: Callable[[Any], Choices],
         *,
         look_ahead: bool = True,
+        longest_ending: Sequence[Collection[str]] | None = (),
     ):
         self.vocabulary = Vocabulary.of(tokenizer)
         self.vocab_size = self.vocabulary.size
         self._root, self._user_choices = root, choices
-        self._look_ahead = look_ahead
+        self._look_ahead, self._longest_ending = look_ahead, longest_ending
+        self.is_endless = longest_ending is None
+        self.ending = lru_cache(_NODE_CACHE)(self._ending)
         # Without look_ahead every node is expanded once, so that caching its choices as well would not pay.
         self._choices = lru_cache(_NODE_CACHE)(choices) if look_ahead else choices
         self.expand = lru_cache(_NODE_CACHE)(self._expand_new)
@@ -71,7 +78,7 @@ class ChoiceTreeConstraint:
         self.packed = lru_cache(_MASK_CACHE)(lambda tokens: read_only(pack_ids(sorted(tokens), self.vocab_size)))
 
     def __reduce__(self) -> Any:  # without the caches
-        make = partial(ChoiceTreeConstraint, look_ahead=self._look_ahead)
+        make = partial(ChoiceTreeConstraint, look_ahead=self._look_ahead, longest_ending=self._longest_ending)
         return make, (self.vocabulary, self._root, self._user_choices)
 
     def start(self, row: Mapping[str, Any]) -> ChoiceState | None:
@@ -100,6 +107,39 @@ class ChoiceTreeConstraint:
         if position.is_dead_end and dead_ends:
             raise _dead_end_error(dead_ends)
         return None if position.is_dead_end else ChoiceState(self, position, node)
+
+    @cached_property
+    def room(self) -> float | None:
+        """A bound on the tokens that finish any text; None if `longest_ending` is not given.
+
+        The longest possible token first, a literal takes so many tokens from any byte on. Twice as many make up for
+        other spellings, and there are never more than bytes.
+        """
+        tokens, along = 0, self.vocabulary.along
+        for texts in self._longest_ending or ():
+            most = 0
+            for text in texts:
+                spelling = text.encode()
+                counts = {len(spelling): 0}
+                for at in reversed(range(len(spelling))):
+                    lengths = {len(self.vocabulary.bytes_of[id] or b"") for id in along(b"", spelling[at:])[0]}
+                    ends = [at + length for length in sorted(lengths) if at + length in counts]
+                    if ends:
+                        counts[at] = 1 + counts[ends[-1]]
+                most = max(most, min(2 * max(counts.values()), len(spelling)))
+            tokens += most
+        return tokens + 1 if self._longest_ending else None
+
+    def _ending(self, node: Node | None) -> bytes:
+        """Return the text from a node to the end if it may not end there and the first choice is taken at each."""
+        texts = []
+        while node is not None:
+            position = self.expand(node)
+            if position.literals.may_end:
+                break
+            texts.append(position.literals.texts[0])
+            node = position.nodes[0]
+        return b"".join(texts)
 
     def advance(self, threads: Iterable[Thread], spelling: bytes) -> tuple[_Position, list[Node]]:
         """Return the position after `spelling`, and the dead-end nodes reached."""
@@ -194,6 +234,10 @@ class _Position:
     def threads(self) -> Iterable[Thread]:
         return zip(self.literals.texts, self.nodes, strict=True)
 
+    def key(self) -> Hashable:
+        """Return what the allowed continuations depend on."""
+        return self.literals.texts, self.literals.may_end, self.literals.is_first, self.nodes
+
     def tokens(self) -> frozenset[int]:
         """Return the tokens that may follow, including tokens that continue through the nodes after the literals."""
         literals, nodes, expand = self.literals, self.nodes, self._constraint.expand
@@ -262,6 +306,33 @@ class ChoiceState:
 
     def fork(self) -> ChoiceState:
         return ChoiceState(self._constraint, self._position, self.origin, self.finished)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self._constraint.vocabulary
+
+    @property
+    def room(self) -> float | None:
+        return self._constraint.room
+
+    @property
+    def is_searched(self) -> bool:
+        return self.room is None
+
+    @property
+    def position(self) -> Hashable | None:
+        return None if self._constraint.is_endless else self.finished or self._position.key()
+
+    def alike(self, tokens: Sequence[int]) -> Iterable[Sequence[int]]:
+        groups: dict[Hashable, list[int]] = {}
+        for token in tokens:
+            groups.setdefault(self._position.move(token).key(), []).append(token)
+        return groups.values()
+
+    def endings(self) -> Iterable[bytes]:
+        if self._position.literals.may_end:
+            return [b""]
+        return {text + self._constraint.ending(node) for text, node in self._position.threads()}
 
     def mask(self) -> np.ndarray:
         return self._constraint.packed(frozenset() if self.finished else self._position.tokens())

@@ -7,7 +7,8 @@ trees (`choices.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -15,11 +16,13 @@ from typing import Any, Literal
 import numpy as np
 
 from .base import pack_ids, words_for
+from .endings import Endings, Position, UnknownGrammarError
 from .patterns import pattern_to_ebnf
 from .schemas import unenforced_keywords
 from .vocabulary import Vocabulary
 
 _COMPILED_CACHE = 256
+_SMALL_VOCABULARY = 1024
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,7 @@ class GrammarConstraint:
         self._compiler: Any = None
         self._filled_words = 0  # of a mask with separators; known with the compiler
         self._compile = lru_cache(_COMPILED_CACHE)(self._compile_new)
+        self.endings = lru_cache(_COMPILED_CACHE)(self._endings_new)
         spare_bits = words_for(self.vocab_size) * 32 - self.vocab_size
         self._last_word = np.int32(0xFFFFFFFF >> spare_bits) if spare_bits else np.int32(-1)
         self._first_token_mask = ~pack_ids(sorted(self.vocabulary.not_first), self.vocab_size)
@@ -135,7 +139,10 @@ class GrammarConstraint:
 
     def start_after(self, row: Mapping[str, Any], remainder: bytes) -> GrammarState | None:
         state = self._start(row, is_first=False)
-        return None if state is None or (remainder and not state._matcher.accept_string(remainder)) else state
+        if state is None or (remainder and not state._matcher.accept_string(remainder)):
+            return None
+        state._text = remainder
+        return state
 
     def _start(self, row: Mapping[str, Any], is_first: bool) -> GrammarState | None:
         grammar = self.grammar if isinstance(self.grammar, Grammar) else self.grammar(row)
@@ -145,8 +152,15 @@ class GrammarConstraint:
             return None
         import xgrammar
 
-        compiled = self._compile(grammar, is_first and self.vocabulary.strips_leading_space)
-        return GrammarState(self, xgrammar.GrammarMatcher(compiled), grammar, is_first)
+        drops_space = is_first and self.vocabulary.strips_leading_space
+        compiled = self._compile(grammar, drops_space)
+        return GrammarState(self, xgrammar.GrammarMatcher(compiled), grammar, is_first, drops_space=drops_space)
+
+    def _endings_new(self, grammar: Grammar, drops_space: bool) -> Endings | None:
+        try:
+            return Endings(str(self._compile(grammar, drops_space).grammar), self.vocabulary.bytes_of)
+        except UnknownGrammarError:
+            return None
 
     def _compile_new(self, grammar: Grammar, drops_space: bool) -> Any:
         """Compile a grammar. `drops_space`: decoding drops a leading space of the text."""
@@ -174,17 +188,68 @@ class GrammarConstraint:
 class GrammarState:
     """The position of one completion in a grammar. States with equal `origin` start in the same grammar."""
 
-    __slots__ = ("_constraint", "_is_first", "_matcher", "_words", "finished", "origin")
+    __slots__ = ("_constraint", "_drops_space", "_is_first", "_matcher", "_text", "_words", "finished", "origin")
 
     def __init__(
-        self, constraint: GrammarConstraint, matcher: Any, origin: Grammar, is_first: bool, finished: bool = False
+        self,
+        constraint: GrammarConstraint,
+        matcher: Any,
+        origin: Grammar,
+        is_first: bool,
+        finished: bool = False,
+        drops_space: bool = False,
+        text: bytes = b"",
     ):
         self._constraint, self._matcher, self.origin = constraint, matcher, origin
         self._is_first, self.finished = is_first, finished  # is_first: no token of the text has been accepted
+        self._drops_space, self._text = drops_space, text
         self._words: np.ndarray | None = None  # the current mask, once it has been computed
 
     def fork(self) -> GrammarState:
-        return GrammarState(self._constraint, self._matcher.fork(), self.origin, self._is_first, self.finished)
+        return GrammarState(
+            self._constraint,
+            self._matcher.fork(),
+            self.origin,
+            self._is_first,
+            self.finished,
+            self._drops_space,
+            self._text,
+        )
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self._constraint.vocabulary
+
+    @property
+    def _endings(self) -> Endings | None:
+        return self._constraint.endings(self.origin, self._drops_space)
+
+    @property
+    def room(self) -> float:
+        return math.inf if self._endings is None else self._endings.longest + 1
+
+    @property
+    def is_searched(self) -> bool:
+        return self.vocabulary.size <= _SMALL_VOCABULARY and self.room < math.inf
+
+    @property
+    def position(self) -> Hashable | None:
+        if self._endings is None:
+            return None
+        return self._endings, self.finished, self._is_first, self._endings.at(self._text)
+
+    def alike(self, tokens: Sequence[int]) -> Iterable[Sequence[int]]:
+        assert self._endings is not None
+        groups: dict[Position | None, list[int]] = {}
+        at, after, spellings = self._endings.at(self._text), self._endings.after, self.vocabulary.bytes_of
+        for token in tokens:
+            groups.setdefault(after(at, spellings[token] or b""), []).append(token)
+        return groups.values()
+
+    def endings(self) -> Iterable[bytes]:
+        assert self._endings is not None
+        ending = self._endings.ending(self._endings.at(self._text))
+        return [] if ending is None else [ending]
 
     def mask(self) -> np.ndarray:
         if self._words is None:
@@ -202,6 +267,7 @@ class GrammarState:
         if not self._matcher.accept_token(token):
             raise ValueError(f"token {token} ({vocabulary.bytes_of[token]!r}) is not allowed here")
         self._is_first = False
+        self._text += vocabulary.bytes_of[token] or b""
         self._words = None
         self.finished = token == vocabulary.eos
 

@@ -7,7 +7,7 @@ the model sees the tokens it was trained on, and most tokens of a long JSON obje
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import numpy as np
 from .base import pack_ids, read_only
 from .choices import ChoiceState, ChoiceTreeConstraint
 from .grammar import GrammarConstraint, GrammarState
+from .vocabulary import Vocabulary
 
 _SPELLING_CACHE = 4096
 _MASK_CACHE = 2048
@@ -116,6 +117,30 @@ class SpelledState:
     @property
     def origin(self) -> Hashable:
         return self._state.origin
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self._constraint.vocabulary
+
+    @property
+    def room(self) -> float | None:
+        return self._state.room
+
+    @property
+    def is_searched(self) -> bool:
+        return self._state.is_searched
+
+    @property
+    def position(self) -> Hashable | None:
+        inner = self._state.position
+        return None if inner is None else (inner, self._spelling)
+
+    def alike(self, tokens: Sequence[int]) -> Iterable[Sequence[int]]:
+        # Where several tokens are allowed, the spelling after them depends on the inner position alone.
+        return self._state.alike(tokens)
+
+    def endings(self) -> Iterable[bytes]:
+        return self._state.endings()
 
     def fork(self) -> SpelledState:
         return SpelledState(self._constraint, self._state.fork(), self._spelling)

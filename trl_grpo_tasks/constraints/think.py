@@ -11,6 +11,7 @@ tokens left. So there are few masks, and rows share them.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -154,7 +155,7 @@ class ThinkState:
         self._constraint, self._thoughts, self._row, self.origin = constraint, thoughts, row, origin
         self._at = constraint.moves.start
         self._count = 0  # tokens of the thought so far
-        self._answer: State | None = None  # while thinking
+        self._answer: Any = None  # the state of the answer; None while thinking
 
     @property
     def finished(self) -> bool:
@@ -165,11 +166,49 @@ class ThinkState:
         """Whether the marker has not ended yet."""
         return self._answer is None
 
+    @property
+    def position(self) -> Hashable | None:
+        return (self.origin, self._at, self._count) if self._answer is None else self._answer.position
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self._constraint.vocabulary
+
+    @property
+    def room(self) -> int:
+        """The most tokens that the shortest rest of a thought can take, without the answer."""
+        return self._thoughts.furthest
+
+    def answers(self) -> dict[int, Any]:
+        """Return the states of answers by the code of the marker end before them."""
+        moves, answer = self._constraint.moves, self._constraint.answer
+        return {code: answer(self._row, moves.remainders[code]) for code in self._thoughts.viable}
+
+    def fewest(self, answers: Mapping[int, float]) -> float:
+        """Return the tokens of the shortest rest of the thought and its answer, whose tokens are given by code."""
+        best, states, taken = math.inf, {self._at}, 0
+        while taken + 1 < best and taken <= self._thoughts.furthest:
+            codes = set().union(*(self._constraint.moves.reached[at] for at in states))
+            codes &= self._thoughts.allowed(self._count + taken)
+            taken += 1
+            best = min([best, *(taken + answers[code] for code in codes if code in answers)])
+            states = {code for code in codes if code < self._constraint.moves.no_text}
+        return best
+
+    def alike(self, tokens: Sequence[int]) -> Iterable[Sequence[int]]:
+        if self._answer is not None:
+            return self._answer.alike(tokens)
+        codes, ids = self._constraint.moves.codes_R_V[self._at, tokens], np.array(tokens)
+        return [ids[codes == code] for code in np.unique(codes)]
+
+    def endings(self) -> Iterable[bytes]:
+        return self._answer.endings()
+
     def fork(self) -> ThinkState:
         forked = ThinkState(self._constraint, self._thoughts, self._row, self.origin)
         forked._at, forked._count = self._at, self._count
         if self._answer is not None:
-            forked._answer = self._answer.fork()  # type: ignore[attr-defined]
+            forked._answer = self._answer.fork()
         return forked
 
     def mask(self) -> np.ndarray:
@@ -208,11 +247,12 @@ class Thoughts:
                 break
             after = before
         self._masks: dict[tuple[int, frozenset[int]], np.ndarray] = {}
+        self.viable, self.furthest = viable, least_tokens + len(self._within)
         self.can_end = moves.start in self._open(0)
 
     def mask(self, at: int, count: int) -> np.ndarray:
         """Return the read-only packed mask in a state of the automaton after `count` tokens."""
-        key = (at, self._allowed(count))
+        key = (at, self.allowed(count))
         words = self._masks.get(key)
         if words is None:
             if len(self._masks) >= _MASK_CACHE:
@@ -223,13 +263,13 @@ class Thoughts:
     def move(self, at: int, count: int, token: int) -> int:
         """Return the code of a token after `count` tokens. Raises ValueError if the token is not allowed."""
         code = self._moves.code(at, token)
-        if code not in self._allowed(count):
+        if code not in self.allowed(count):
             raise ValueError(
                 f"token {token} is not allowed here: the thought may not end so, or could not end within its length"
             )
         return code
 
-    def _allowed(self, count: int) -> frozenset[int]:
+    def allowed(self, count: int) -> frozenset[int]:
         """Return the codes of tokens that may follow after `count` tokens."""
         if count < self._least:
             return self._open(count + 1)

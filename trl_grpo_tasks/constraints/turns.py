@@ -26,7 +26,6 @@ from jinja2 import TemplateError
 from .base import Asked, Constraint, FreeText, State, pack_ids, read_only
 from .vocabulary import special_ids
 
-EARLIER_TURNS = "earlier_turns"  # an entry of a row, for OneTurn
 MARK = "\u241e"  # the visible symbol of the record separator
 REPLACEMENT = "\ufffd"  # for a MARK that the model wrote
 _CACHE = 1 << 14  # observations
@@ -96,6 +95,7 @@ class TurnsConstraint:
         self.tokenizer, self.inner, self.turns = tokenizer, inner, turns
         self.vocab_size = max(tokenizer.get_vocab().values()) + 1 if inner is None else inner.vocab_size
         self._reply, self._shown = reply, shown
+        self.budget: Any = None  # a Budget, if the tokens of all turns are limited
         self.asks: Callable[[Row, str], Asked] | None = None
         self._special = special_ids(tokenizer)
         self._chat_form: ObservationForm | None = None
@@ -107,13 +107,23 @@ class TurnsConstraint:
         self.free_mask = read_only(pack_ids(allowed, self.vocab_size))
 
     def __reduce__(self) -> Any:  # without the caches and `asks`, which may use processes of this one
-        return TurnsConstraint, (self.tokenizer, self.inner, self._reply, self.turns, self._shown)
+        made = (self.tokenizer, self.inner, self._reply, self.turns, self._shown)
+        return TurnsConstraint, made, {"budget": self.budget}
 
     def start(self, row: Row) -> TurnsState:
         return TurnsState(self, row, json.dumps(row, ensure_ascii=False))
 
-    def start_turn(self, row: Row, turns: Sequence[str]) -> State:
-        """Return the state of the turn that follows these."""
+    def start_turn(self, row: Row, turns: Sequence[str], left: int | None = None) -> State:
+        """Return the state of the turn that follows these, of so many tokens at most. ValueError if none fits."""
+        state = self._unlimited_turn(row, turns)
+        return state if self.budget is None or left is None else self.budget.limited(state, left)
+
+    def has_room(self, row: Row, turns: Sequence[str], left: int | None) -> bool:
+        """Whether a turn fits that follows these, of so many tokens at most."""
+        plan = None if self.budget is None else self.budget.plan(self._unlimited_turn(row, turns))
+        return plan is None or left is None or plan.least <= left
+
+    def _unlimited_turn(self, row: Row, turns: Sequence[str]) -> State:
         start = getattr(self.inner, "start_turn", None)
         state = start(row, turns) if start is not None else None if self.inner is None else self.inner.start(row)
         return FreeText(self.free_mask, self.tokenizer.eos_token_id) if state is None else state
@@ -213,27 +223,6 @@ class TurnsConstraint:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
 
-class OneTurn:
-    """The next turn of a conversation, for a generator that ends with the turn. A row has the texts of earlier turns
-    under EARLIER_TURNS, or None for a turn of free text; rows without that entry are under `constraint` as it is."""
-
-    def __init__(self, tokenizer: Any, constraint: Constraint | None):
-        self._constraint = constraint
-        self._turns, self._free = (TurnsConstraint(tokenizer, each, _no_reply, 1) for each in (constraint, None))
-        self.vocab_size = self._turns.vocab_size
-
-    def start(self, row: Row) -> State | None:
-        if EARLIER_TURNS not in row:
-            return None if self._constraint is None else self._constraint.start(row)
-        row = dict(row)
-        turns = row.pop(EARLIER_TURNS)
-        if turns is None:
-            return self._free.start_turn(row, ())
-        if not (isinstance(turns, list) and all(isinstance(turn, str) for turn in turns)):
-            raise ValueError(f"{EARLIER_TURNS!r} must be a list of texts, but it is {turns!r:.60}")
-        return self._turns.start_turn(row, tuple(turns))
-
-
 class TurnsState:
     """The position of one completion in a conversation. Rows differ in what they are told, so only equal rows share.
 
@@ -242,12 +231,13 @@ class TurnsState:
     does so when needed.
     """
 
-    __slots__ = ("_constraint", "_forced", "_inner", "_is_finished", "_key", "_observations", "_row", "_turns",
-                 "_written", "question")  # fmt: skip
+    __slots__ = ("_constraint", "_forced", "_inner", "_is_finished", "_key", "_left", "_observations", "_row",
+                 "_turns", "_written", "question")  # fmt: skip
 
     def __init__(self, constraint: TurnsConstraint, row: Row, key: str):
         self._constraint, self._row, self._key = constraint, row, key
-        self._inner = constraint.start_turn(row, ())
+        self._left = None if constraint.budget is None else constraint.budget.most_tokens  # of all turns
+        self._inner = constraint.start_turn(row, (), self._left)
         self._turns: tuple[str, ...] = ()  # those that have ended
         self._observations: tuple[str, ...] = ()
         self._written: list[int] = []  # the tokens of this turn
@@ -281,6 +271,8 @@ class TurnsState:
 
     def accept(self, token: int) -> None:
         self._settle()
+        if self._left is not None:
+            self._left -= 1
         if not self._forced:
             self._inner.accept(token)
             self._written.append(token)
@@ -292,10 +284,13 @@ class TurnsState:
         self._forced = self._forced[1:]
         if not self._forced:
             self._written = []
-            self._inner = self._constraint.start_turn(self._row, self._turns)
+            self._inner = self._constraint.start_turn(self._row, self._turns, self._left)
 
     def resume(self, answer: Reply) -> None:
         self.question = None
+        if answer is not None:
+            left = None if self._left is None else self._left - len(answer)
+            answer = answer if self._constraint.has_room(self._row, self._turns, left) else None
         self._forced, self._is_finished = answer or (), answer is None
         if answer is not None:
             form = self._constraint.form(self._row)
@@ -312,10 +307,6 @@ class TurnsState:
     def _settle(self) -> None:
         if self.question is not None:
             self.resume(self._constraint.answers([self.question])[0])
-
-
-def _no_reply(row: Row, conversation: str) -> None:
-    return None
 
 
 def chat_observation(tokenizer: Any, shown: TurnsForm) -> tuple[str, str, bool]:

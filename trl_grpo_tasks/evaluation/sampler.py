@@ -13,6 +13,7 @@ import torch
 from trl.chat_template_utils import parse_response
 
 from ..constraints.base import Constraint
+from ..constraints.budget import within
 from ..constraints.filters import SamplingFilters
 from ..constraints.recording import RecordingProcessor, generating_with
 from ..constraints.sharding import is_sharded, output_size
@@ -66,6 +67,8 @@ class CompletionSampler:
         batch_size: int | None = None,
     ):
         check_output_head(model)
+        if constraint is not None:
+            constraint = within(constraint, max_length)
         self.model, self.tokenizer, self.constraint = model, tokenizer, constraint
         if constraint is not None:
             check_outputs(tokenizer, output_size(model))

@@ -146,7 +146,10 @@ class Solver:
         workers = worker_count(reward_workers, 1)
         executor = RewardExecutor(task, workers, reward_timeout, weights=weights)  # starts meanwhile
         variables = used.get("chat_template_kwargs")
-        ready = ready_model(name, task, [], folder, seed=seed, constrain=constrain, chat_template_kwargs=variables)
+        ready = ready_model(
+            name, task, [], folder,
+            seed=seed, constrain=constrain, most_tokens=length, chat_template_kwargs=variables,
+        )  # fmt: skip
         sampler: Any
         if vllm_server_url is not None:
             sampler = ServerSampler(

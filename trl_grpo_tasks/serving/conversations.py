@@ -1,5 +1,5 @@
 """Conversations of several turns from vLLM, which ends a request with the first turn: each turn is a request of its
-own, whose prompt goes on with the turns before it. Its constraint is OneTurn (constraints/turns.py)."""
+own, whose prompt goes on with the turns before it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..constraints.turns import EARLIER_TURNS, Row, TurnsConstraint, split_turns
+from ..constraints.base import Constraint, State
+from ..constraints.budget import LIMIT, within
+from ..constraints.turns import Row, TurnsConstraint, split_turns
+
+EARLIER_TURNS = "earlier_turns"  # an entry of a row, for OneTurn
 
 
 class Sampled(NamedTuple):
@@ -59,13 +63,38 @@ def converse(
                 questions.append((json.dumps(row, ensure_ascii=False), constraint.text_of(row, ids)))
         turns = [None] * len(rows)
         for place, (_, text), answer in zip(asking, questions, constraint.answers(questions), strict=True):
-            told = (answer or ())[: most - len(ids_B[place])]
+            texts, left = split_turns(text)[0], most - len(ids_B[place])
+            if answer is None or not constraint.has_room(rows[place], texts, left - len(answer)):
+                continue
+            told = answer[:left]
             ids_B[place] += told
             logps_B[place] += [0.0] * len(told)  # they are forced
             kept_B[place] += [[token] for token in told]
-            if answer is not None and len(ids_B[place]) < most:
-                turns[place] = turn_after(rows[place], split_turns(text)[0], ids_B[place])
+            if len(ids_B[place]) < most:
+                turns[place] = turn_after(rows[place], texts, ids_B[place])
     return Sampled(ids_B, logps_B, kept_B if has_kept else None)
+
+
+class OneTurn:
+    """The constraint of requests. A row has the texts of earlier turns under EARLIER_TURNS, or None for a turn of free
+    text; rows without that entry are under `constraint` as it is. A row's LIMIT is the most tokens of the request."""
+
+    def __init__(self, tokenizer: Any, constraint: Constraint | None):
+        self._constraint = within(constraint, None)
+        turns = [TurnsConstraint(tokenizer, each, lambda row, conversation: None, 1) for each in (constraint, None)]
+        self._turns, self._free = (within(each, None) for each in turns)
+        self.vocab_size = self._turns.vocab_size
+
+    def start(self, row: Row) -> State | None:
+        if EARLIER_TURNS not in row:
+            return None if self._constraint is None else self._constraint.start(row)
+        row = dict(row)
+        turns, left = row.pop(EARLIER_TURNS), row.pop(LIMIT, None)
+        if turns is None:
+            return self._free.start_turn(row, (), left)
+        if not (isinstance(turns, list) and all(isinstance(turn, str) for turn in turns)):
+            raise ValueError(f"{EARLIER_TURNS!r} must be a list of texts, but it is {turns!r:.60}")
+        return self._turns.start_turn(row, tuple(turns), left)
 
 
 def row_text(row: Mapping[str, Any]) -> str:

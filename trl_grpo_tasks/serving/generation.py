@@ -19,10 +19,10 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object
 
 from ..constraints.base import Constraint
-from ..constraints.turns import OneTurn, TurnsConstraint
+from ..constraints.turns import TurnsConstraint
 from ..task import Task
 from . import ServerError
-from .conversations import Sampled, Turn, converse, row_text
+from .conversations import OneTurn, Sampled, Turn, converse, row_text
 from .served_task import CONFIG_KEY, PROCESSOR, ROW, ServedTask
 
 # vLLM's server writes this for -inf, which JSON does not have.

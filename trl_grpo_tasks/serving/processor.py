@@ -22,6 +22,7 @@ from vllm.v1.sample.logits_processor import LogitsProcessor as ProcessorV1
 from vllm.v1.sample.logits_processor import MoveDirectionality
 
 from ..constraints.base import Constraint
+from ..constraints.budget import LIMIT
 from .served_task import CONFIG_KEY, ROW, ServedTask, check_row
 from .states import Request, RequestStates
 
@@ -111,7 +112,8 @@ class Processor(ProcessorV1, ProcessorV2):
         text = (params.extra_args or {}).get(ROW)
         if text is None:
             return False
-        self._live[place] = _Live(self._states or self._make_states(), json.loads(text), output_ids)
+        row = json.loads(text) | {LIMIT: params.max_tokens}  # as the trainer, which scores under the same masks
+        self._live[place] = _Live(self._states or self._make_states(), row, output_ids)
         return True
 
     def _release(self, place: int) -> None:

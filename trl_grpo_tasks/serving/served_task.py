@@ -19,11 +19,12 @@ from threading import Lock
 from typing import Any
 
 from ..constraints.base import Constraint
-from ..constraints.turns import EARLIER_TURNS, OneTurn
+from ..constraints.budget import LIMIT
 from ..constraints.vocabulary import Vocabulary, special_ids
 from ..redact import is_secret
 from ..registry import TASKS, get_task
 from ..task import Task
+from .conversations import EARLIER_TURNS, OneTurn
 
 CONFIG_KEY = "trl_grpo_tasks"  # our entry in vLLM's additional_config
 PROCESSOR = "trl_grpo_tasks.serving.processor:Processor"
@@ -169,7 +170,7 @@ def check_row(params: Any) -> None:
         task, constraint = served
         try:
             task.row_from({name: value for name, value in row.items() if name != EARLIER_TURNS})
-            state = constraint.start(row)
+            state = constraint.start(row | {LIMIT: params.max_tokens})
             if state is not None:
                 state.mask()
         except Exception as error:  # the row comes from outside, so that a task's code can fail in any way

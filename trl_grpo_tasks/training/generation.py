@@ -19,6 +19,7 @@ from trl.extras.profiling import profiling_context
 from trl.models import unwrap_model_for_generation
 
 from ..constraints.base import Constraint, pack_ids
+from ..constraints.budget import within
 from ..constraints.filters import NEUTRAL, SamplingFilters
 from ..constraints.rebuilt import replay_all
 from ..constraints.recording import RecordingProcessor, generating_with
@@ -135,7 +136,8 @@ class Generation:
                 f"hint: the chat template ends an answer with {end!r}, but constrained text ends with the tokenizer's "
                 f"eos_token, {tokenizer.eos_token!r}; set tokenizer.eos_token = {end!r}"
             )
-        return constraint
+        asked = (json.loads(each["row"]) if "row" in each else each for each in trainer.train_dataset)
+        return within(constraint, trainer.max_completion_length, asked)
 
     def _set_up_rollouts(self) -> None:
         trainer, accelerator = self._trainer, self._trainer.accelerator

@@ -37,7 +37,9 @@ def brick_constraint(
     z ascending, then x descending, then y descending. A row's `world` and `max_bricks` override the arguments.
     """
     tree = BrickTree(world, max_bricks, form, attach=attach, canonical=canonical, max_offset=max_offset, kit=kit)
-    return ChoiceTreeConstraint(tokenizer, tree.root, tree.choices, look_ahead=False)
+    return ChoiceTreeConstraint(
+        tokenizer, tree.root, tree.choices, look_ahead=False, longest_ending=tree.longest_line()
+    )
 
 
 class BrickTree:
@@ -74,6 +76,12 @@ class BrickTree:
                 f"max_bricks is {max_bricks}; it must be between 1 and {READ_LIMIT}, the number of lines parsed"
             )
         return ((world, max_bricks, ""),)
+
+    def longest_line(self) -> list[list[str]]:
+        """Return the literals of a brick by place. At the end of any line, the text may end."""
+        pivots = [] if self._pivot else [[f"{READ_LIMIT} ("]]
+        return [self._opened, *pivots, list(_COORDINATES.values()), list(_COORDINATES.values()),
+                list(_LAST_COORDINATES.values())]  # fmt: skip
 
     def choices(self, node: tuple[Any, ...]) -> Choices:
         """Return the next literals. There are no dead ends: every option fits, and any brick may be the last."""

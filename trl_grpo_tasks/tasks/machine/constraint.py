@@ -24,7 +24,9 @@ def machine_constraint(tokenizer: Any, kinds: Sequence[str], max_blocks: int) ->
     A row's `blocks` and `max_blocks` override the arguments.
     """
     tree = MachineTree(kinds, max_blocks)
-    return ChoiceTreeConstraint(tokenizer, tree.root, tree.choices, look_ahead=False)
+    return ChoiceTreeConstraint(
+        tokenizer, tree.root, tree.choices, look_ahead=False, longest_ending=tree.longest_block()
+    )
 
 
 def schema_constraint(tokenizer: Any, kinds: Sequence[str], max_blocks: int) -> GrammarConstraint:
@@ -87,6 +89,15 @@ class MachineTree:
         if not 2 <= max_blocks <= MOST_BLOCKS:
             raise ValueError(f"max_blocks is {max_blocks}; it must be from 2 to {MOST_BLOCKS}, the parser's limit")
         return ((max_blocks, kinds), "")
+
+    def longest_block(self) -> list[list[str]]:
+        """Return the literals of the first two blocks by place. After a second block, the text may end anywhere."""
+        numbers = range(MOST_BLOCKS)
+        faces = range(max(len(block.faces) for block in BLOCKS.values()))
+        kinds = [f',{{"id":"{kind}","order_id":{n},"parent_a":' for kind in BLOCKS for n in numbers]
+        first, second = ([f'{parent},"bp_id_{letter}":' for parent in numbers] for letter in "ab")
+        return [[_OPENING], kinds, first, [f'{face},"parent_b":' for face in faces], second,
+                [f"{face}}}" for face in faces], ["]"]]  # fmt: skip
 
     def choices(self, node: tuple[Any, ...]) -> Choices:
         """Return the next literals. No dead ends: every kind offered fits, and two blocks may end the text."""

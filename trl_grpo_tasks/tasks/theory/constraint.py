@@ -57,7 +57,10 @@ class Content(NamedTuple):
 
 def theory_constraint(tokenizer: Any) -> ChoiceTreeConstraint:
     """Make the constraint for rows whose `prompt` is the beginning of a theory."""
-    return ChoiceTreeConstraint(tokenizer, lambda row: (after_prompt, row["prompt"]), choices, look_ahead=False)
+    # Each charge decides how many interactions must follow, so that no short ending is known.
+    return ChoiceTreeConstraint(
+        tokenizer, lambda row: (after_prompt, row["prompt"]), choices, look_ahead=False, longest_ending=None
+    )
 
 
 def choices(node: tuple) -> Choices:

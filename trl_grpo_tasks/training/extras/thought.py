@@ -43,7 +43,7 @@ class ThoughtExtra(Extra):
 
     @classmethod
     def is_used(cls, args: Any, constraint: Constraint | None) -> bool:
-        return isinstance(constraint, ThinkThen)
+        return isinstance(_unlimited(constraint), ThinkThen)
 
     @classmethod
     def check(cls, args: Any) -> None:
@@ -53,7 +53,8 @@ class ThoughtExtra(Extra):
     @classmethod
     def check_constraint(cls, args: Any, constraint: Constraint | None) -> None:
         if cls.is_on(args) and not cls.is_used(args, constraint):
-            found = "there is no constraint" if constraint is None else f"they are under {type(constraint).__name__}"
+            kind = type(_unlimited(constraint)).__name__
+            found = "there is no constraint" if constraint is None else f"they are under {kind}"
             raise ValueError(
                 f"thought_weight={args.thought_weight} needs completions of a thought and an answer, but {found}; set "
                 "constrain=True and repair_turns=1 with a task that uses ThinkThen (prompts with --think), or "
@@ -62,7 +63,7 @@ class ThoughtExtra(Extra):
 
     def __init__(self, trainer: Any):
         super().__init__(trainer)
-        self._constraint: ThinkThen = trainer.generation.constraint
+        self._constraint: ThinkThen = _unlimited(trainer.generation.constraint)
 
     def after_sampling(self) -> None:
         """Log the share of completions whose thought ended, and the mean lengths of these thoughts and answers."""
@@ -111,3 +112,7 @@ class ThoughtExtra(Extra):
         width = ids_B_T.shape[1]
         ends_B = torch.tensor([width if length is None else length for length in lengths], device=ids_B_T.device)
         return torch.arange(width, device=ids_B_T.device) < ends_B[:, None]
+
+
+def _unlimited(constraint: Any) -> Any:
+    return getattr(constraint, "unlimited", constraint)
