@@ -115,10 +115,18 @@ class TurnsConstraint:
 
     def start_turn(self, row: Row, turns: Sequence[str], used: int = 0) -> State:
         """Return the state of the turn that follows these, after so many tokens. ValueError if none fits."""
+        state = self._unlimited_turn(row, turns)
+        return state if self.budget is None else self.budget.limited(state, self.budget.most_tokens - used)
+
+    def has_room(self, row: Row, turns: Sequence[str], used: int) -> bool:
+        """Whether a turn fits that follows these, after so many tokens."""
+        plan = None if self.budget is None else self.budget.plan(self._unlimited_turn(row, turns))
+        return plan is None or used + plan.least <= self.budget.most_tokens
+
+    def _unlimited_turn(self, row: Row, turns: Sequence[str]) -> State:
         start = getattr(self.inner, "start_turn", None)
         state = start(row, turns) if start is not None else None if self.inner is None else self.inner.start(row)
-        state = FreeText(self.free_mask, self.tokenizer.eos_token_id) if state is None else state
-        return state if self.budget is None else self.budget.limited(state, self.budget.most_tokens - used)
+        return FreeText(self.free_mask, self.tokenizer.eos_token_id) if state is None else state
 
     def form(self, row: Row) -> ObservationForm:
         """Return the form of an observation: a message of the chat, or lines of text for a plain prompt."""
@@ -260,15 +268,16 @@ class TurnsState:
 
     def accept(self, token: int) -> None:
         self._settle()
-        self._used += 1
         if not self._forced:
             self._inner.accept(token)
+            self._used += 1
             self._written.append(token)
             if self._inner.finished:
                 self._end_turn()
             return
         if token != self._forced[0]:
             raise ValueError(f"token {token} is not allowed here: only {self._forced[0]} is")
+        self._used += 1
         self._forced = self._forced[1:]
         if not self._forced:
             self._written = []
@@ -276,11 +285,8 @@ class TurnsState:
 
     def resume(self, answer: Reply) -> None:
         self.question = None
-        if answer is not None and self._constraint.budget is not None:
-            try:
-                self._constraint.start_turn(self._row, self._turns, self._used + len(answer))
-            except ValueError:  # no room for another turn, which ends the conversation
-                answer = None
+        if answer is not None and not self._constraint.has_room(self._row, self._turns, self._used + len(answer)):
+            answer = None
         self._forced, self._is_finished = answer or (), answer is None
         if answer is not None:
             form = self._constraint.form(self._row)
