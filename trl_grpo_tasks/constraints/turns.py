@@ -271,10 +271,9 @@ class TurnsState:
 
     def accept(self, token: int) -> None:
         self._settle()
-        if self._left is not None:
-            self._left -= 1
         if not self._forced:
             self._inner.accept(token)
+            self._left = None if self._left is None else self._left - 1
             self._written.append(token)
             if self._inner.finished:
                 self._end_turn()
@@ -282,6 +281,7 @@ class TurnsState:
         if token != self._forced[0]:
             raise ValueError(f"token {token} is not allowed here: only {self._forced[0]} is")
         self._forced = self._forced[1:]
+        self._left = None if self._left is None else self._left - 1
         if not self._forced:
             self._written = []
             self._inner = self._constraint.start_turn(self._row, self._turns, self._left)
