@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from trl_grpo_tasks.constraints.budget import LIMIT
 from trl_grpo_tasks.registry import TASKS, get_task
 from trl_grpo_tasks.serving import served_task
 
@@ -143,7 +144,8 @@ def test_a_server_refuses_rows_that_its_task_refuses(monkeypatch):
     constraint = SimpleNamespace(start=started.append)
     monkeypatch.setattr(served_task, "served_here", lambda: (get_task("brick"), constraint))
     row = get_task("brick").dataset("test", 1, 0)[0]
-    served_task.check_row(SimpleNamespace(extra_args={"row": json.dumps(row)}))
+    served_task.check_row(SimpleNamespace(extra_args={"row": json.dumps(row)}, max_tokens=64))
+    refused = SimpleNamespace(extra_args={"row": json.dumps(row | {"world": 1000})}, max_tokens=64)
     with pytest.raises(ValueError, match="'world' of a row must be a whole number from 1 to 40, not 1000"):
-        served_task.check_row(SimpleNamespace(extra_args={"row": json.dumps(row | {"world": 1000})}))
-    assert started == [row]
+        served_task.check_row(refused)
+    assert started == [row | {LIMIT: 64}]
