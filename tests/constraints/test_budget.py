@@ -4,6 +4,7 @@ with it fits. The oracle tries all sequences of tokens under the masks of the un
 
 import json
 import random
+import re
 
 import dill
 import numpy as np
@@ -179,6 +180,22 @@ def test_thoughts_equal_the_definition(tokens, markers, kind, data):
     check_masks(constraint, data.draw(st.integers(2, 5)), lambda found: data.draw(st.sampled_from(found)))
 
 
+def turns(most_thought_tokens, *more):
+    """Free text without markers ("ca" and `more`), then one with an answer, which is optional if there are no more."""
+    thought = {"type": "any_text", "excludes": ["ca", *more], "max_tokens": most_thought_tokens}
+    parts = [{"type": "tag", "begin": marker, "content": {"type": "regex", "pattern": "(a|cb)?"}, "end": ""}
+             for marker in ("ca", *more)]  # fmt: skip
+    rest = {"type": "or", "elements": parts} if more else {"type": "optional", "content": parts[0]}
+    return Grammar.structural_tag({"type": "sequence", "elements": [thought, rest]})
+
+
+@settings(max_examples=60, deadline=None)
+@given(pieces, st.booleans(), st.sampled_from([None, 1, 3]), st.integers(2, 5), st.data())
+def test_turns_equal_the_definition(tokens, has_two, limit, most, data):
+    constraint = GrammarConstraint(vocabulary_of(tokens), turns(limit, *(["bb"] if has_two else [])))
+    check_masks(constraint, most, lambda found: data.draw(st.sampled_from(found)))
+
+
 NESTED = {
     "brackets": (BRACKETS, ["[", "]", "[[", "]]", "]]]", "[]"]),
     "two kinds": (
@@ -227,6 +244,7 @@ GRAMMARS = [
     Grammar.json_schema(SCHEMA), Grammar.json_schema(SCHEMA, any_whitespace=True), Grammar.json_schema({}), BRACKETS,
     Grammar.regex(r'[^\n"]{3,5}\n\d+(é|a\\)?x*(ab){2,}[-\]"→-⇒]'), Grammar.ebnf(r'root ::= [^\]\\a-f]* "\"\t" "]"'),
     Grammar.json_schema({"type": "array", "items": {"type": "string", "pattern": r'^([ -w]{2}|\d+-"?(\w|\.\s)*)$'}}),
+    turns(None), turns(None, 'a"c', "a→"),
 ]  # fmt: skip
 
 
@@ -236,7 +254,7 @@ def test_endings_are_the_shortest(grammar):
     parsed = xgrammar.Grammar.concat(grammar.parse())
     info = xgrammar.TokenizerInfo([*BYTES, b"<end>"], xgrammar.VocabType.RAW, stop_token_ids=[256])
     compiled = xgrammar.GrammarCompiler(info).compile_grammar(parsed)
-    endings, rng = Endings(str(parsed), BYTES), random.Random(0)
+    endings, rng = Endings(str(compiled.grammar), BYTES), random.Random(0)
     for _ in range(12):
         matcher, at = xgrammar.GrammarMatcher(compiled), endings.start
         for _ in range(40):
@@ -299,12 +317,12 @@ def test_a_row_may_have_its_own_limit():
         within(tree, 1, [{}])
 
 
-@pytest.mark.parametrize("is_free", [True, False])
+@pytest.mark.parametrize("grammar", [None, Grammar.regex("a{1,3}b"), turns(None), turns(3)])
 @pytest.mark.parametrize("most", [3, 5, 8, 12, 30])
-def test_conversations_end_in_time(most, is_free):
+def test_conversations_end_in_time(most, grammar):
     """An observation that leaves no room for another turn ends the conversation."""
     tokenizer = make_tokenizer([*"abcd \n:;"], 64)
-    inner = None if is_free else GrammarConstraint(tokenizer, Grammar.regex("a{1,3}b"))
+    inner = None if grammar is None else GrammarConstraint(tokenizer, grammar)
     unlimited = TurnsConstraint(tokenizer, inner, lambda row, text: "c:", 3)
     constraint = dill.loads(dill.dumps(within(unlimited, most), recurse=True))
     row, rng = {"prompt": "a"}, random.Random(0)
@@ -317,7 +335,9 @@ def test_conversations_end_in_time(most, is_free):
         turns = constraint.turns_of(row, tokens)
         assert len(tokens) <= most and 1 <= len(turns) <= 3 and tokens[-1] == tokenizer.eos_token_id
         assert all(tokens[end - 1] == tokenizer.eos_token_id for _, end in turns)
-        assert is_free or all(2 <= end - start - 1 <= 4 for start, end in turns)
+        texts = [tokenizer.decode(tokens[start : end - 1]) for start, end in turns]
+        patterns = {"regex": "a{1,3}b", "structural_tag": "((?!ca).)*(ca(a|cb)?)?"}
+        assert grammar is None or all(re.fullmatch(patterns[grammar.kind], text, re.DOTALL) for text in texts)
 
 
 # ---- the task packs

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.tokenizer_makes import byte_level
 from trl_grpo_tasks.constraints import unpack
+from trl_grpo_tasks.constraints.budget import within
 from trl_grpo_tasks.constraints.grammar import GrammarConstraint
 from trl_grpo_tasks.constraints.tools import (
     HERMES,
@@ -132,30 +133,24 @@ def test_any_text_is_parsed_and_allowed_calls_are_found(constraints, tokenizer, 
         assert (found is None) == ("####" in text.split("<tool_call>")[0])
 
 
-def test_sampled_turns_are_calls_or_answers(constraints, tokenizer):
-    """Random tokens under the masks, with the shortest way out when a turn gets long."""
+def test_sampled_turns_end_in_time_with_a_call_or_an_answer(constraints, tokenizer):
+    """Random tokens under the masks of a budget."""
     generator = np.random.default_rng(0)
-    constraint, kinds = constraints[HERMES, "####"], set()
-    for _ in range(60):
+    constraint, kinds = within(constraints[HERMES, "####"], 120), set()
+    for _ in range(40):
         state, ids = constraint.start({"prompt": "q"}), []
         hint = tokenizer("<tool_call>" if generator.random() < 0.5 else "####", add_special_tokens=False)["input_ids"]
-        while not state.finished and len(ids) < 400:
+        while not state.finished:
             allowed = unpack(state.mask(), constraint.vocab_size).nonzero()[0]
-            wanted = hint[len(ids)] if len(ids) < len(hint) else int(generator.choice(allowed))
-            quote = tokenizer('"', add_special_tokens=False)["input_ids"][0]
-            if len(ids) > 60 and quote in allowed:
-                wanted = quote
-            if tokenizer.eos_token_id in allowed:
-                wanted = tokenizer.eos_token_id
-            state.accept(wanted)
-            ids.append(wanted)
-        if state.finished:
-            text = tokenizer.decode(ids, skip_special_tokens=True)
-            found = parse_call(text)
-            assert (found is None) == text.startswith("####")
-            if found is not None:
-                jsonschema.validate(found.arguments, next(t for t in TOOLS if t["name"] == found.name)["parameters"])
-            kinds.add(type(found))
+            ids.append(hint[len(ids)] if len(ids) < len(hint) else int(generator.choice(allowed)))
+            state.accept(ids[-1])
+        assert len(ids) <= 120
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        found = parse_call(text)
+        assert (found is None) == text.startswith("####")
+        if found is not None:
+            jsonschema.validate(found.arguments, next(t for t in TOOLS if t["name"] == found.name)["parameters"])
+        kinds.add(type(found))
     assert kinds == {Call, type(None)}
 
 

@@ -69,7 +69,7 @@ class Budget:
     row's LIMIT, and any number without one.
 
     Rows of which it is not known how their texts end are only under the inner constraint: large choice trees without
-    `longest_ending`, and grammars of structural tags or with left recursion.
+    `longest_ending`, and grammars with left recursion.
 
     >>> from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Vocabulary, unpack
     >>> tree = ChoiceTreeConstraint(Vocabulary([b"a", b"b", b"aa", None], 3), lambda row: 0,

@@ -21,11 +21,16 @@ _PART = re.compile(
     r"|(?P<other>\(=|[()|*])|\s+"
 )
 _CHARACTER = re.compile(r"\\x(..)|\\u(....)|\\U(.{8})|\\(.)|(.)", re.DOTALL)
+_FREE_TEXT = re.compile(
+    r"(\S+?)(?:\[max_tokens=\d+\])? ::= TagDispatch\(\n  loop_after_dispatch=false,\n  excludes=(.+)\n\)(?: \(=.*)?\n"
+)
 _PATTERN = re.compile(r'Regex\("((?:[^"\\]|\\.)*)", json_string=true\)')
 _ESCAPED = dict(zip("0abtnvfre", (0, 7, 8, 9, 10, 11, 12, 13, 27), strict=True))
 _MOST_STACKS = 4096  # at one position
 _STEPS_KEPT = 1 << 16
 _LAST = 0x10FFFF
+_ESCAPE = 0xDC00  # plus a byte of free text that is no UTF-8
+_ANY_BYTES = "trl_grpo_tasks.any_bytes"  # an error handler that escapes such bytes
 
 # A symbol is the name of a rule, a _Set of characters, a _Repeat, or a tuple of alternatives, which are tuples of
 # symbols.
@@ -64,6 +69,7 @@ class Endings:
         self._ranks = bytes(ranked.index(byte) for byte in range(256))
         self._unknown = bytes(byte for byte in range(256) if byte not in inside)
         self._rules = _rules(grammar)
+        self._has_free_text = "TagDispatch(" in grammar  # which may hold bytes that are no UTF-8
         self._shortest = self._shortest_texts()
         self.longest = self._longest_ending()
         self._stacks: list[tuple[Symbol, int]] = [((), 0)]  # first symbol and the number of the rest; 0: empty
@@ -91,7 +97,9 @@ class Endings:
             return None
         stacks, begun = position
         try:
-            text, used = codecs.utf_8_decode(begun + spelling, "surrogatepass", False)
+            text, used = codecs.utf_8_decode(
+                begun + spelling, _ANY_BYTES if self._has_free_text else "surrogatepass", False
+            )
         except UnicodeDecodeError:
             return None
         for character in text:
@@ -106,7 +114,10 @@ class Endings:
         stacks, begun = position
         if not begun:
             return self._first(self._texts[number] for number in stacks)
-        found = []
+        escaped = stacks if self._has_free_text else frozenset()
+        for byte in begun:
+            escaped = self._step(escaped, _ESCAPE + byte)
+        found = [self._first(self._texts[number] for number in escaped)]
         for number in stacks - {0}:
             characters, rest = self._stacks[number]
             if (after := self._texts[rest]) is not None and (least := _least_with(characters, begun)) is not None:
@@ -258,8 +269,11 @@ class _Parser:
 
 def _rules(grammar: str) -> dict[str, tuple[tuple[Symbol, ...], ...]]:
     """Return the alternatives of each rule."""
-    rules = {}
-    for line in filter(None, grammar.splitlines()):
+    rules: dict[str, tuple[tuple[Symbol, ...], ...]] = {}
+    for name, excluded in _FREE_TEXT.findall(grammar):
+        texts = [part["text"][1:-1] for part in _PART.finditer(excluded) if part["text"]]
+        rules |= _text_without(name, ["".join(map(chr, _codes(text))) for text in texts])
+    for line in filter(None, _FREE_TEXT.sub("", grammar).splitlines()):
         name, found, body = line.partition(" ::= ")
         if not found or "TagDispatch(" in body:
             raise UnknownGrammarError(f"unknown construct {line[:40]!r}")
@@ -273,6 +287,35 @@ def _rules(grammar: str) -> dict[str, tuple[tuple[Symbol, ...], ...]]:
             rules |= {f"{name}/{inner}": _in_json(symbol, name) for inner, symbol in _rules(str(parsed)).items()}
             rules[name] = ((f"{name}/root",),)
     return rules
+
+
+def _escaped(error: UnicodeError) -> tuple[str | bytes, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    try:
+        return codecs.lookup_error("surrogatepass")(error)
+    except UnicodeDecodeError:
+        return "".join(chr(_ESCAPE + byte) for byte in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error(_ANY_BYTES, _escaped)
+
+
+def _text_without(name: str, excluded: list[str]) -> dict[str, tuple[tuple[Symbol, ...], ...]]:
+    """Return rules for any text that contains none of these: one for each beginning of these with which it can end."""
+    beginnings = {text[:length] for text in excluded for length in range(len(text))}
+    used = sorted(set(map(ord, "".join(excluded))))
+    gaps = zip([-1, *used], [*used, _LAST + 1], strict=True)
+    others = _Set((before + 1, after - 1) for before, after in gaps if before + 1 < after)
+    rules = {}
+    for end in beginnings:
+        parts: list[tuple[Symbol, ...]] = [(), (others, f"{name}/")]
+        for code in used:
+            text = end + chr(code)
+            if not text.endswith(tuple(excluded)):
+                after = next(text[at:] for at in range(len(text) + 1) if text[at:] in beginnings)
+                parts.append((_Set([(code, code)]), f"{name}/{after}"))
+        rules[f"{name}/{end}"] = tuple(parts)
+    return rules | {name: ((f"{name}/",),)}
 
 
 def _in_json(symbol: Symbol, name: str) -> Any:
