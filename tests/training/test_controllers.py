@@ -8,8 +8,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from tests.support.toy import ToyTask
-from tests.support.training import config, toy_trainer
-from tests.training.test_trainer import FixedTrainer
+from tests.support.training import toy_trainer
+from tests.training.test_resampling import CORRECTED, PER_SEQUENCE, make
 from trl_grpo_tasks.training.callbacks import Hints
 from trl_grpo_tasks.training.extras.adaptive_kl import AdaptiveKL
 from trl_grpo_tasks.training.extras.curriculum import Curriculum
@@ -128,80 +128,47 @@ def test_replay_buffers_share_out_what_another_number_of_them_held():
         assert all(one == sorted(one) for one in steps), "the oldest are dropped first"
 
 
-@pytest.mark.parametrize("constrain", [False, True])
-def test_groups_without_signal_give_way_to_stored_ones(tiny_path, tmp_path, constrain):
+@pytest.mark.parametrize("options", [{}, {"constrain": True}, CORRECTED, PER_SEQUENCE],
+                         ids=["free", "constrained", "corrected", "corrected per sequence"])  # fmt: skip
+def test_groups_without_signal_give_way_to_stored_ones(tiny_path, tmp_path, options):
     """First a rollout with signal in both groups, then one with none: half of it is replayed, ratios and all."""
-    options = {"constrain": constrain, "advantage_estimator": "mean"}
-    options = config(tmp_path, replay_size=4, beta=0.1, **options)
-    trainer = FixedTrainer(tiny_path, args=options, task=ToyTask())
-    if constrain:  # the fixed completions come with the masks that sampling would have recorded
-        record_masks(trainer)
-    trainer.model.train()
+    texts = ["a", "bb", "ab", "ccc", "c", "b", "dcc", "a"]
+    options = options | {"replay_size": 4, "beta": 0.1, "advantage_estimator": "mean"}
+    trainer = make(tiny_path, tmp_path, [*texts, *["b"] * 8], **options)
     examples = [trainer.train_dataset[0]] * 4 + [trainer.train_dataset[4]] * 4
-    FixedTrainer.fixed = ["a", "bb", "ab", "ccc", "c", "b", "dcc", "a"]
     with torch.no_grad():
-        first = trainer._generate_and_score_completions(examples)
-        kept = {key: value.clone() for key, value in first.items()}
+        kept = {key: value.clone() for key, value in trainer._generate_and_score_completions(examples).items()}
         for p in trainer.model.parameters():  # the policy moves on
             p.add_(0.05 * torch.randn_like(p))
-        FixedTrainer.fixed = ["b"] * 8
-        trainer.state.global_step = 0
         second = trainer._generate_and_score_completions(examples)
     metrics = trainer._metrics["train"]
     assert metrics["replay/replaced_groups"] == [0.0, 1.0] and metrics["replay/size"] == [2.0, 2.0]
-    replaced = slice(0, 4)
     source = slice(0, 4) if torch.equal(second["prompt_ids"][0], kept["prompt_ids"][0]) else slice(4, 8)
-    texts = ["a", "bb", "ab", "ccc", "c", "b", "dcc", "a"][source]
-    scores = [ToyTask().score(json.loads(examples[source.start]["row"]), text) for text in texts]
+    scores = [ToyTask().score(json.loads(examples[source.start]["row"]), text) for text in texts[source]]
     assert metrics["replay/mean_reward"] == [pytest.approx(sum(score.total for score in scores) / 4)]
     assert metrics["replay/success"] == [sum(score.success for score in scores) / 4]
-    width = kept["completion_ids"].shape[1]
-    lengths = kept["completion_mask"][source].sum(1)
-    for j in range(4):
-        n = int(lengths[j])
-        ids = second["completion_ids"][replaced][j, :n]
-        assert torch.equal(ids, kept["completion_ids"][source][j, :n])
-        behaviour = second["old_per_token_logps"][replaced][j, :n]
-        torch.testing.assert_close(behaviour, kept["old_per_token_logps"][source][j, :n])
-        # the reference has not moved, so its log-probs are what they were
-        reference = second["ref_per_token_logps"][replaced][j, :n]
-        torch.testing.assert_close(reference, kept["ref_per_token_logps"][source][j, :n], atol=1e-5, rtol=1e-5)
-        if constrain:
-            table = trainer.generation.tables["train"]
-            numbers = second["mask_numbers"][j, :n].numpy()
-            assert (table.counts(numbers) <= 5).all() and (second["mask_numbers"][j, n:] == 0).all()
-    weights = second["advantages"][replaced] / kept["advantages"][source]
+    # The reference has not moved, so its log-probs are what they were.
+    names = {"completion_ids", "old_per_token_logps", "ref_per_token_logps"}
+    names |= kept.keys() & {"importance_sampling_ratio", "sampling_per_token_logps"}
+    for j, n in enumerate(kept["completion_mask"][source].sum(1).tolist()):
+        for name in names:
+            torch.testing.assert_close(second[name][j, :n], kept[name][source][j, :n], atol=1e-5, rtol=1e-5, msg=name)
+        if "constrain" in options:
+            numbers = second["mask_numbers"][j]
+            assert (trainer.generation.tables["train"].counts(numbers[:n].numpy()) <= 5).all() and not numbers[
+                n:
+            ].any()
+    assert "vllm_importance_sampling_mode" not in options or (kept["importance_sampling_ratio"] != 1).any()
+    weights = second["advantages"][:4] / kept["advantages"][source]
     weights = weights[~weights.isnan()]  # an advantage of exactly 0 says nothing about its weight
     assert (weights > 0).all() and weights.max() - weights.min() < 1e-5 and weights.max() < 1
     lengths = second["completion_mask"].sum(1)
-    tokens = lengths.sum()
-    assert second["num_items_in_batch"] == tokens and (lengths == 4).any()
-    assert second["completion_ids"].shape[1] == max(width, 2) or constrain
-    # and it trains: the loss of the replayed batch has a gradient although the fresh one had no signal
-    trainer.current_gradient_accumulation_steps = 1
-    loss = trainer._compute_loss(trainer.model, second)
-    loss.backward()
+    assert second["num_items_in_batch"] == lengths.sum() and second["completion_ids"].shape[1] == max(lengths) == 4
+    # And it trains: the loss of the replayed batch has a gradient although the fresh one had no signal.
+    trainer._compute_loss(trainer.model, second).backward()
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in trainer.model.parameters())
     logps = trainer.scoring.logps(second, of_reference=False)[second["completion_mask"].bool()].detach()
-    assert metrics["logp_mean"][-1] == pytest.approx((logps.sum() / tokens).item(), rel=1e-5)
-
-
-def record_masks(trainer):
-    from trl_grpo_tasks.constraints.base import replay
-    from trl_grpo_tasks.constraints.table import pad_mask_numbers
-
-    fixed = type(trainer)._generate_single_turn
-
-    def with_masks(prompt_ids, *args, **kwargs):
-        ids, logprobs = fixed(trainer, prompt_ids, *args, **kwargs)
-        table = trainer.generation.tables.start("train", trainer.model.config.vocab_size)
-        masks = [replay(trainer.generation.constraint, {}, i) for i in ids]
-        trainer.latest_rollout.mask_numbers_B_T = pad_mask_numbers(
-            [[table.number_of(m) for m in row] for row in masks]
-        )
-        return ids, logprobs
-
-    trainer._generate_single_turn = with_masks
+    assert metrics["logp_mean"][-1] == pytest.approx(logps.mean().item(), rel=1e-5)
 
 
 # ---- curriculum

@@ -15,13 +15,11 @@ from tests.support.toy import ToyTask
 from tests.support.toy_fill import FillTask
 from tests.support.toy_repair import AdvisingToy
 from tests.support.training import parameters, toy_trainer
-from tests.support.wild import TASK_FILE
 from trl_grpo_tasks import redact
 from trl_grpo_tasks.constraints.turns import join_turns, split_turns
 from trl_grpo_tasks.models.loading import load_tokenizer
 from trl_grpo_tasks.models.tiny import make_tokenizer
 from trl_grpo_tasks.registry import get_task
-from trl_grpo_tasks.rewards import environment
 from trl_grpo_tasks.rewards.environment import TurnsTask
 from trl_grpo_tasks.rewards.executor import RewardExecutor
 from trl_grpo_tasks.rewards.repair import (
@@ -241,25 +239,6 @@ def test_reasons_do_not_tell_the_answer():
         assert reason.endswith(f"; expected {inner.gold(row)}")
         assert task.reply(row, "-987") == "numeric: the final number is -987"
     assert without_answer("expected 'cba', not 'cbaa'", " cba\n") == "expected '...', not 'cbaa'"
-
-
-def test_a_turn_that_cannot_be_scored_ends_the_conversation(wild, monkeypatch):
-    """The task does what the completion says: none of it reaches the rollout."""
-    task = RepairTask(wild, 2, 0.9, None)
-    monkeypatch.setattr(environment, "SECONDS_PER_TURN", 0.2)
-    for said in ("raise", "none", "hang"):
-        assert task.reply({"prompt": "q"}, said) is None
-
-
-def test_a_turn_that_workers_cannot_score_ends_the_conversation(tmp_path):
-    """Those that end in the same pass and fail get their reasons."""
-    file = tmp_path / "failing.py"
-    file.write_text(TASK_FILE.replace("self.options.bonus}, True, True)", "0}, True, False, 'no wheel')"))
-    task = RepairTask(get_task(str(file)), 2, 0.9, None)
-    with RewardExecutor(task, workers=2, timeout=3) as executor:
-        said = ["raise", "hang", "none", "exit", "roll", "hang"]
-        asked = [task.ask(executor, {"prompt": "q"}, text) for text in said]
-        assert [each.answer() for each in asked] == [None] * 4 + ["no wheel", None]
 
 
 def test_the_cold_start_shows_failures_in_prompts_only(tiny_path):

@@ -12,6 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 from tests.support.enumerated import allowed_in, assert_exact_policy_gradient, every_completion
 from tests.support.exhaustive import exhaustive_but
 from tests.support.loss_oracle import masked_logps_and_entropies
+from tests.support.scripted import FixedTrainer
 from tests.support.toy import LETTERS, LettersConstraint, ToyTask
 from tests.support.training import QUIET, config, parameters, timeless, toy_trainer
 from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
@@ -77,27 +78,6 @@ def test_a_task_with_default_options_trains_as_trl_with_its_reward_functions(tin
     theirs.train()
     for name, value in parameters(theirs).items():
         torch.testing.assert_close(value, parameters(ours)[name], atol=1e-6, rtol=1e-5, msg=name)
-
-
-class FixedTrainer(TaskGRPOTrainer):
-    """Samples nothing: completions come from a list, in order."""
-
-    fixed: list = []
-
-    def _start(self, rows):
-        return self.state.global_step * rows
-
-    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
-        start = self._start(len(prompt_ids))
-        chosen = [self.fixed[(start + i) % len(self.fixed)] for i in range(len(prompt_ids))]
-        return [self._tokenizer(text)["input_ids"] + [self._tokenizer.eos_token_id] for text in chosen], None
-
-
-class PlacedTrainer(FixedTrainer):
-    """A completion is a function of the step and of its place in the batch that is gathered over processes."""
-
-    def _start(self, rows):
-        return self.accelerator.process_index * rows + 5 * self.state.global_step
 
 
 @pytest.mark.parametrize(
@@ -245,26 +225,6 @@ def test_the_expected_update_is_the_exact_gradient(tiny_path, tmp_path):
     rewards = [ToyTask().score(row, decode(ids, skip_special_tokens=True)).total for ids, _ in completions]
     assert len(completions) == 4 + 16 + 64 and len(set(rewards)) > 3
     assert_exact_policy_gradient(trainer, row, completions, rewards)
-
-
-def test_samples_follow_the_constrained_policy(tiny_path, tmp_path):
-    """Chi-square of many samples against the exact probabilities of the first letter and of ending."""
-    trainer = toy_trainer(tiny_path, tmp_path, constrain=True, max_completion_length=4)
-    trainer.model.eval()
-    trainer.num_generations_eval = 64
-    example = trainer.train_dataset[0]
-    first = dict.fromkeys(LETTERS, 0)
-    for _ in range(8):
-        output = trainer._generate_and_score_completions([example] * 64)
-        for token in output["completion_ids"][:, 0].tolist():
-            first[trainer._tokenizer.convert_ids_to_tokens(token)] += 1
-    ids = trainer._tokenizer(json.loads(example["row"])["prompt"], return_tensors="pt")["input_ids"]
-    with torch.no_grad():
-        logits = trainer.model(input_ids=ids).logits[0, -1].double()
-    probabilities = logits[trainer._tokenizer.convert_tokens_to_ids(list(LETTERS))].softmax(0)
-    n = sum(first.values())
-    chi2 = sum((first[l] - n * p) ** 2 / (n * p) for l, p in zip(LETTERS, probabilities.tolist(), strict=True))
-    assert n == 512 and chi2 < 16.3  # 3 degrees of freedom: exceeded once in a thousand
 
 
 @pytest.mark.parametrize("rollout", exhaustive_but(["fast"], ["trl", "fast"]))
