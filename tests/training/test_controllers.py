@@ -1,6 +1,8 @@
 """Adaptive KL, replay, curriculum, moving references: formulas and what they do to a run."""
 
 import json
+import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -121,10 +123,8 @@ def test_replay_buffers_share_out_what_another_number_of_them_held():
             buffer = ReplayBuffer(capacity=7, max_age=9, seed=index)
             buffer.load_state_dict(buffer.share_out(states, index, count))
             steps.append([group["step"] for group in buffer.state_dict()["groups"]])
-        assert (
-            sorted(step for one in steps for step in one) == list(range(7))
-            and max(map(len, steps)) - min(map(len, steps)) <= 1
-        )
+        assert sorted(step for one in steps for step in one) == list(range(7))
+        assert max(map(len, steps)) - min(map(len, steps)) <= 1
         assert all(one == sorted(one) for one in steps), "the oldest are dropped first"
 
 
@@ -155,9 +155,8 @@ def test_groups_without_signal_give_way_to_stored_ones(tiny_path, tmp_path, opti
             torch.testing.assert_close(second[name][j, :n], kept[name][source][j, :n], atol=1e-5, rtol=1e-5, msg=name)
         if "constrain" in options:
             numbers = second["mask_numbers"][j]
-            assert (trainer.generation.tables["train"].counts(numbers[:n].numpy()) <= 5).all() and not numbers[
-                n:
-            ].any()
+            assert (trainer.generation.tables["train"].counts(numbers[:n].numpy()) <= 5).all()
+            assert not numbers[n:].any()
     assert "vllm_importance_sampling_mode" not in options or (kept["importance_sampling_ratio"] != 1).any()
     weights = second["advantages"][:4] / kept["advantages"][source]
     weights = weights[~weights.isnan()]  # an advantage of exactly 0 says nothing about its weight
@@ -213,9 +212,7 @@ def test_curriculum_chooses_the_rows_of_a_run(tiny_path, tmp_path):
     trainer.model.train()
     trainer._generate_and_score_completions([trainer.train_dataset[1]] * 4 + [trainer.train_dataset[3]] * 4)
     assert {json.loads(example["row"])["level"] for example in trainer.latest_rollout.examples} == {"1"}
-    assert len({example["row"] for example in trainer.latest_rollout.examples[:4]}) == 1, (
-        "a group must stay one prompt"
-    )
+    assert len({example["row"] for example in trainer.latest_rollout.examples[:4]}) == 1, "a group stays one prompt"
 
 
 # ---- moving references
@@ -323,43 +320,42 @@ def test_the_reference_of_an_embedding_adapter_is_whole_and_moves(tiny_path, tmp
 # ---- hints
 
 
+def hints_and_said(**args):
+    """A function that passes logs to hints, and the list of what these say."""
+    said, state = [], SimpleNamespace(is_world_process_zero=True)
+    hints, args = Hints(patience=3, say=said.append), SimpleNamespace(kl_target=None, **args)
+
+    def log(*lines):
+        for logs in lines:
+            hints.on_log(args, state, None, logs=logs)
+
+    return log, said
+
+
 def test_hints_say_what_to_change():
-    said = []
-    hints = Hints(patience=3, say=said.append)
-    state = type("State", (), {"is_world_process_zero": True})()
-    args = type("Args", (), {"kl_target": None})()
+    log, said = hints_and_said()
     bad = {"reward": 0.0, "frac_reward_zero_std": 1.0, "rewards/valid/mean": 0.0, "kl": 50.0}
     bad["completions/clipped_ratio"] = 1.0
-    for _ in range(3):
-        hints.on_log(args, state, None, logs=bad)
+    log(bad, bad, bad)
     assert len(said) == 4 and all(line.startswith("hint: ") and "\n" not in line for line in said)
     said.clear()
     for share in (0.84, 0.99, 0.9):  # not all groups, but most
-        hints.on_log(args, state, None, logs={"reward": 0.0, "groups_without_signal": share, "reward_failures": 0.5})
+        log({"reward": 0.0, "groups_without_signal": share, "reward_failures": 0.5})
     assert len(said) == 2 and "90% of the groups" in said[0] and "50% of the completions could not" in said[1]
-    for _ in range(3):
-        logs = {"reward": 1.0, "groups_without_signal": 0.95, "rewards/success/mean": 0.97}
-        hints.on_log(args, state, None, logs=logs)
+    log(*[{"reward": 1.0, "groups_without_signal": 0.95, "rewards/success/mean": 0.97}] * 3)
     assert len(said) == 2, "a model that has mastered the task needs no hint"
-    for _ in range(3):
-        hints.on_log(args, state, None, logs=bad)
+    log(bad, bad, bad)
     said[:] = said[-4:]
-    for _ in range(2):
-        hints.on_log(args, state, None, logs={"reward": 1.0, "grad_norm": float("nan")})
+    log(*[{"reward": 1.0, "grad_norm": float("nan")}] * 2)
     assert len(said) == 5 and "not finite" in said.pop()
-    hints.on_log(args, state, None, logs={"reward": 1.0, "frac_reward_zero_std": 0.5, "rewards/valid/mean": 1.0})
-    for _ in range(2):
-        hints.on_log(args, state, None, logs=bad)
+    log({"reward": 1.0, "frac_reward_zero_std": 0.5, "rewards/valid/mean": 1.0}, bad, bad)
     assert len(said) == 4, "a good log starts the count again"
 
 
 def test_fp16_skips_steps_whose_gradient_is_not_finite_and_only_many_of_them_are_a_problem():
-    said = []
-    hints = Hints(patience=3, say=said.append)
-    state = type("State", (), {"is_world_process_zero": True})()
-    args = type("Args", (), {"kl_target": None, "fp16": True})()
-    for gradient in (float("inf"), float("nan"), 0.5, float("inf"), float("inf")):
-        hints.on_log(args, state, None, logs={"reward": 1.0, "grad_norm": gradient})
+    log, said = hints_and_said(fp16=True)
+    infinite = {"reward": 1.0, "grad_norm": math.inf}
+    log(infinite, infinite | {"grad_norm": math.nan}, infinite | {"grad_norm": 0.5}, infinite, infinite)
     assert not said, "the scale is found by trial"
-    hints.on_log(args, state, None, logs={"reward": 1.0, "grad_norm": float("inf")})
+    log(infinite)
     assert len(said) == 1 and said[0].startswith("hint: the gradient has not been finite for 3 logs")

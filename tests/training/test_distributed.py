@@ -8,7 +8,8 @@ from tests.support.training import assert_same_runs, run_processes
 
 
 class EveryTask(ToyTask):
-    """Makes a completion of equal letters the answer to the prompt with that letter."""
+    """A completion of equal letters is the answer to the prompt with that letter. Of the other completions, it makes a
+    claim that is wrong."""
 
     def relabel(self, row, completion):
         letter = completion[:1]

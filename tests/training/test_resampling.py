@@ -55,10 +55,8 @@ def test_the_batch_is_that_of_the_new_prompts(tiny_path, tmp_path, options):
     assert metrics["resample/dropped_solved"] == [0]
     assert metrics["groups_without_signal"] == [0.5], "other metrics are those of the first rollout"
     assert len(metrics["rewards/match/mean"]) == 1
-    assert (
-        len(ours._logs["completion"]) == 8
-        and [row for row, _, _ in ours.latest_samples()][4:] == [json.loads(examples[4]["row"])] * 4
-    )
+    assert len(ours._logs["completion"]) == 8
+    assert [row for row, _, _ in ours.latest_samples()][4:] == [json.loads(examples[4]["row"])] * 4
 
 
 def test_the_budget_is_bounded_and_a_full_batch_costs_nothing(tiny_path, tmp_path):

@@ -28,9 +28,7 @@ def test_another_number_of_processes_goes_on_as_one_would(tiny_path, tmp_path):
         options = OPTIONS | {"per_device_train_batch_size": 12 // processes}
         return run_processes(SCRIPT, tiny_path, tmp_path / name, processes, options, resume=earlier is not None)
 
-    whole, keys = (
-        train("one", 1),
-        ("step", "reward", "loss", "kl", "beta", "curriculum/level", "pass@4", "learning_rate"),
-    )
+    whole = train("one", 1)
+    keys = ("step", "reward", "loss", "kl", "beta", "curriculum/level", "pass@4", "learning_rate")
     for name, processes, earlier, step in (("three", 3, "one", 2), ("two", 2, "three", 4)):
         assert_same_runs(whole, train(name, processes, earlier, step), keys, atol=5e-6)

@@ -27,30 +27,29 @@ def count_letters(completions, **kwargs):
     return [sum(map(text.count, LETTERS)) / 5 + 0.01 * len(text) for text in completions]
 
 
+def assert_trl_bit_for_bit(model, folder, peft_config=None, **options):
+    """Train with TRL and with this package: the weights are equal. Return the logs of both."""
+    weights, logs = [], []
+    for trainer_class, config_class in ((GRPOTrainer, GRPOConfig), (TaskGRPOTrainer, TaskGRPOConfig)):
+        settings = {name: value for name, value in QUIET.items() if name not in OURS} | options
+        args = config_class(output_dir=str(folder / trainer_class.__name__), **settings)
+        trainer = trainer_class(model, count_letters, args, PROMPTS, peft_config=peft_config)
+        trainer.train()
+        weights.append(parameters(trainer))
+        logs.append([timeless(line) for line in trainer.state.log_history])
+    assert weights[0].keys() == weights[1].keys()
+    for name, value in weights[0].items():
+        assert value.equal(weights[1][name]), name
+    return logs
+
+
 @pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("options", [{}, {"beta": 0.1, "num_iterations": 2, "steps_per_generation": 2}])
 def test_at_default_options_it_is_trl_bit_for_bit(tiny_path, tmp_path, peft, options):
-    results = []
-    for trainer_class, config_class in ((GRPOTrainer, GRPOConfig), (TaskGRPOTrainer, TaskGRPOConfig)):
-        settings = (
-            {k: v for k, v in QUIET.items() if k not in OURS} | {"max_steps": 5, "num_train_epochs": 9} | options
-        )
-        trainer = trainer_class(
-            model=tiny_path,
-            reward_funcs=count_letters,
-            args=config_class(output_dir=str(tmp_path / trainer_class.__name__), **settings),
-            train_dataset=PROMPTS,
-            peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if peft else None,
-        )
-        before = parameters(trainer)
-        trainer.train()
-        after = parameters(trainer)
-        assert any(not torch.equal(before[name], after[name]) for name in before), "nothing was trained"
-        results.append((after, [timeless(line) for line in trainer.state.log_history]))
-    (trl_parameters, trl_logs), (our_parameters, our_logs) = results
-    assert trl_parameters.keys() == our_parameters.keys()
-    for name, value in trl_parameters.items():
-        assert torch.equal(value, our_parameters[name]), name
+    adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if peft else None
+    options = {"max_steps": 5, "num_train_epochs": 9, **options}
+    trl_logs, our_logs = assert_trl_bit_for_bit(tiny_path, tmp_path, adapter, **options)
+    assert any(line.get("grad_norm") for line in trl_logs), "nothing was trained"
     # What ours logs beside TRL's: log-probs as sampled against those of training.
     assert all(line.get("sampling/logp_difference_max", 0) < 1e-4 for line in our_logs)
     ours_alone = ("sampling/logp_difference_mean", "sampling/logp_difference_max")
@@ -62,19 +61,15 @@ def test_a_task_with_default_options_trains_as_trl_with_its_reward_functions(tin
     ours = toy_trainer(tiny_path, tmp_path / "ours", max_steps=3)
     ours.train()
 
-    def match(completions, row, **kwargs):
-        return [task.score(json.loads(r), c).components["match"] for r, c in zip(row, completions, strict=True)]
+    def match(completions, row, name="match", **kwargs):
+        return [task.score(json.loads(r), c).components[name] for r, c in zip(row, completions, strict=True)]
 
     def short(completions, row, **kwargs):
-        return [task.score(json.loads(r), c).components["short"] for r, c in zip(row, completions, strict=True)]
+        return match(completions, row, "short")
 
     settings = {k: v for k, v in QUIET.items() if k not in OURS} | {"max_steps": 3, "reward_weights": [1.0, 0.1]}
-    theirs = GRPOTrainer(
-        model=tiny_path,
-        reward_funcs=[match, short],
-        args=GRPOConfig(output_dir=str(tmp_path / "theirs"), **settings),
-        train_dataset=ours.train_dataset,
-    )
+    args = GRPOConfig(output_dir=str(tmp_path / "theirs"), **settings)
+    theirs = GRPOTrainer(tiny_path, [match, short], args, ours.train_dataset)
     theirs.train()
     for name, value in parameters(theirs).items():
         torch.testing.assert_close(value, parameters(ours)[name], atol=1e-6, rtol=1e-5, msg=name)
@@ -292,12 +287,6 @@ def test_a_constraint_says_when_it_waits_for_another_end_than_the_chat_writes(ti
     other_end = "{% for m in messages %}{{ m['content'] }}<unk>{% endfor %}"
     for template, hints in ((tokenizer.chat_template, False), (other_end, True)):
         tokenizer.chat_template = template
-        TaskGRPOTrainer(
-            tiny_path,
-            reward_funcs=lambda completions, **_: [0.0] * len(completions),
-            args=config(tmp_path, constrain=True),
-            train_dataset=rows,
-            processing_class=tokenizer,
-            constraint=LettersConstraint(tokenizer),
-        )
+        more = {"processing_class": tokenizer, "constraint": LettersConstraint(tokenizer)}
+        TaskGRPOTrainer(tiny_path, count_letters, config(tmp_path, constrain=True), rows, **more)
         assert ("hint: the chat template ends an answer with '<unk>'" in capsys.readouterr().out) == hints
