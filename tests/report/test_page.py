@@ -33,6 +33,7 @@ class Balance(html.parser.HTMLParser):
         super().__init__()
         self.open, self.text, self.tags = [], [], []
         self.feed(page)
+        self.close()
         assert not self.open, self.open
 
     def handle_starttag(self, tag, attributes):
