@@ -67,10 +67,8 @@ def test_tests_mirror_the_package():
     tested -= {Path("."), Path("vllm")}  # tests/vllm runs in its own environment
     packages = {path.parent.relative_to(PACKAGE) for path in PACKAGE.rglob("__init__.py")}
     assert tested <= packages
-    assert {str(folder) for folder in tested} >= FOLDERS - {
-        "tasks",
-        "task",
-    }  # every pack, and commands/test_check.py, test the contract
+    # Every pack, and commands/test_check.py, test the contract.
+    assert {str(folder) for folder in tested} >= FOLDERS - {"tasks", "task"}
 
 
 def test_the_diagram_is_drawn_from_its_text_and_names_what_exists():
@@ -80,20 +78,15 @@ def test_the_diagram_is_drawn_from_its_text_and_names_what_exists():
     source = diagram.SOURCE.read_text()
     assert diagram.IMAGE.read_text() == diagram.svg(source), "run python docs/make_diagram.py"
     known = {field.name for field in dataclasses.fields(RolloutRecord)}
-    named = {
-        word for _, _, fields in diagram.stages(source) for word in fields.replace(",", "").split() if "_" in word
-    }
+    fields = " ".join(fields for _, _, fields in diagram.stages(source))
+    named = {word for word in fields.replace(",", "").split() if "_" in word}
     assert named and named <= known
     assert all((PACKAGE / "training" / file).is_file() for file, _, _ in diagram.stages(source))
 
 
 def test_the_page_names_methods_that_exist():
-    classes = [
-        node
-        for path in PACKAGE.rglob("*.py")
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.ClassDef)
-    ]
+    nodes = [node for path in PACKAGE.rglob("*.py") for node in ast.parse(path.read_text()).body]
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
     methods = {(c.name, part.name) for c in classes for part in c.body if isinstance(part, ast.FunctionDef)}
     page = (ROOT / "docs" / "architecture.md").read_text()
     named = set(re.findall(r"`([A-Z]\w+)\.(\w+)`", page))

@@ -41,9 +41,8 @@ def ci(tmp_path, **variables):
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("XDG_", "PIP_"))}
     environment = kept | {"PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(home), "HF_HOME": "elsewhere"}
     environment["PYTHON"] = str(programs / "python")
-    ended = subprocess.run(
-        [ROOT / ".ci" / "run", "ORDER=--reverse"], env=environment | variables, capture_output=True, text=True
-    )
+    command = [ROOT / ".ci" / "run", "ORDER=--reverse"]
+    ended = subprocess.run(command, env=environment | variables, capture_output=True, text=True)
     return ended.stdout.splitlines(), ended.returncode
 
 

@@ -38,13 +38,9 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     command = re.search(r"-m sphinx (.+) docs docs/_build/html", (ROOT / "Makefile").read_text())[1].split()
     assert "-W" in command
-    built = subprocess.run(
-        [sys.executable, "-m", "sphinx", *command, str(DOCS), str(folder)],
-        cwd=ROOT,
-        env=os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "sphinx", *command, str(DOCS), str(folder)]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     return folder
 

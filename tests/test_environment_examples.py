@@ -56,26 +56,6 @@ def test_words_differ_and_the_solver_finds_each_of_them_within_the_turns(letters
         assert task.score(row, task.gold(row)).success
 
 
-@pytest.mark.parametrize(
-    ("guess", "word", "expected"),
-    [
-        ("crane", "crane", "+++++"),
-        ("plane", "world", "-?---"),
-        ("eerie", "there", "?-?-+"),
-        ("speed", "erase", "?-??-"),
-        ("speed", "steal", "+-+--"),
-        ("speed", "crepe", "-?+?-"),
-        ("allow", "hello", "-?+?-"),
-        ("level", "belle", "?+-??"),
-        ("aab", "baa", "?+?"),
-        ("aaa", "bab", "-+-"),
-    ],
-)
-def test_marks_of_repeated_letters(guess, word, expected):
-    told = module_of(example(WORDLE)).marks(guess, word)
-    assert told == " ".join(map("".join, zip(guess, expected, strict=True)))
-
-
 @given(st.text("abc", min_size=4, max_size=4), st.text("abc", min_size=4, max_size=4))
 def test_marks_count_the_letters_that_guess_and_word_share(guess, word):
     told = module_of(example(WORDLE)).marks(guess, word).split()
@@ -142,9 +122,8 @@ def test_a_structure_that_falls_ends_the_game_and_height_and_reach_are_those_of_
     first, second = played("4x2 (0,0,1)", "4x2 (2,0,2)")
     assert first.observation.startswith("stands: height 2 of 3, reach 2 of 4, load ") and not first.done
     assert second.success and second.done
-    assert first.reward == pytest.approx(0.4 * (2 / 3 + 2 / 4) / 2) and first.reward + second.reward == pytest.approx(
-        1.4
-    )
+    reward = 0.4 * (2 / 3 + 2 / 4) / 2
+    assert (first.reward, second.reward) == pytest.approx((reward, 1.4 - reward))
     *_, fallen = played("4x2 (1,0,1)", "4x2 (4,0,2)", "4x2 (4,2,1)")
     assert fallen.done and not fallen.success and "overloaded" in fallen.reason
     assert [step.reason for step in played("4x2 (0,0,0)", "2x2 (7,0,0)", "9x9 (0,0,0)", "")] == [

@@ -26,15 +26,8 @@ def sample(success, total, form, valid=True):
 
 def test_values_of_rows():
     unscored = Sample({}, "?", 1, None)
-    rows = [
-        [
-            sample(True, 2.0, "a"),
-            sample(False, 1.0, "b"),
-            sample(False, 0.0, "a"),
-            sample(False, 0.0, "x", valid=False),
-        ],
-        [sample(True, 1.0, "c"), sample(True, 3.0, "c"), unscored, sample(False, 0.0, "d")],
-    ]
+    first = [sample(True, 2.0, "a"), sample(False, 1.0, "b"), sample(False, 0.0, "a"), sample(False, 0.0, "x", False)]
+    rows = [first, [sample(True, 1.0, "c"), sample(True, 3.0, "c"), unscored, sample(False, 0.0, "d")]]
     assert learning.values_of(rows, ["half"])["half"] == [0.375, 0.5]
     assert learning.values_of(rows) == {
         "success": [0.25, 0.5],
@@ -90,9 +83,8 @@ def test_the_interval_of_a_gain_covers_the_truth_as_often_as_it_says():
         covered += low <= 0.1 <= high
     assert 45 <= covered <= 60
     shifted = [list(np.arange(20.0) + seed) for seed in range(3)]
-    assert learning.gain([[x + 0.25 for x in row] for row in shifted], shifted, range(20)) == pytest.approx(
-        (0.25, 0.25)
-    )
+    low, high = learning.gain([[x + 0.25 for x in row] for row in shifted], shifted, range(20))
+    assert (low, high) == pytest.approx((0.25, 0.25))
 
 
 def test_a_gain_on_one_request_is_not_taken_for_one_on_many_rows():
@@ -218,18 +210,14 @@ def test_a_small_grid_from_start_to_end(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "| cold start |" in printed and "| grpo |" in printed
     page = (tmp_path / "out/grid/learning.md").read_text()
-    assert (
-        page.strip() in printed
-        and "2 held-out rows (1 different request), not used to choose settings, 4 samples each; cpu" in page
-    )
+    assert page.strip() in printed
+    assert "2 held-out rows (1 different request), not used to choose settings, 4 samples each; cpu" in page
     assert (tmp_path / "out/grid/learning.png").read_bytes().startswith(b"\x89PNG") and "![Training](grid.png)" in page
     content = json.loads((tmp_path / "out/grid/learning.json").read_text())
     evaluated = json.loads((tmp_path / "out/grid/evaluation_grpo-1/evaluation.json").read_text())["evaluations"]
-    samples = evaluated[0]["samples"]
-    successes = [
-        one["score"]["success"] for i in learning.places_of(range(4), "report") for one in samples[4 * i : 4 * i + 4]
-    ]
-    assert np.mean(content["values"]["grpo"][0]["success"]) == pytest.approx(np.mean(successes))
+    successes = np.reshape([one["score"]["success"] for one in evaluated[0]["samples"]], (4, 4))
+    expected = successes[learning.places_of(range(4), "report")].mean()
+    assert np.mean(content["values"]["grpo"][0]["success"]) == pytest.approx(expected)
     finished = tmp_path / "out/grid/grpo-1/finished.json"
     before = finished.stat().st_mtime_ns
     sys.argv += ["--rows", "choose"]

@@ -90,14 +90,15 @@ def folder(tmp_path_factory, judges_path):
     """A folder like a clone of the repository, with the files that a reader has, and two judges. All pages share it,
     so that a command of several pages is run once."""
     folder = tmp_path_factory.mktemp("clone")
-    for name in (
+    linked = (
         "accelerate_configs",
         "train.py",
         "Makefile",
         "pyproject.toml",
         "constraints.txt",
         "constraints-vllm.txt",
-    ):
+    )
+    for name in linked:
         (folder / name).symlink_to(ROOT / name)
     for name in ("my.json", "my_prompts.json"):
         text = (ROOT / "tests/data/word_problems.json").read_text().replace('"question"', '"prompt"')
@@ -183,9 +184,7 @@ class Reader:
         if words[:2] == ["python", "-m"]:
             environment = os.environ | {"PYTHONPATH": str(ROOT)}
             return subprocess.run([sys.executable, *words[1:]], env=environment).returncode
-        raise AssertionError(
-            f"this test does not know how to run {' '.join(words)!r}: add it, or say in NOT_RUN why not"
-        )
+        raise AssertionError(f"how to run {' '.join(words)!r} is not known: add it here, or say in NOT_RUN why not")
 
     def _train(self, words):
         """With small steps, and a small model of the same family where the Hub would be asked for one."""
@@ -319,22 +318,19 @@ def known_options():
     from trl_grpo_tasks.commands.arguments import RunArguments, make_parser
     from trl_grpo_tasks.registry import find_task_class
 
-    known = {*ALIASES, "--config", "--help", "--version"}
-    known |= {"--text", "--input", "--editor", "--environment"}  # others
-    known |= {"--num_processes", "--config_file", "--wheel", "--no"}  # of accelerate, build and pip (--no-deps)
-    known |= {"--host", "--port", "--tensor", "--gpu"}  # of serve, and the first words of options of vLLM
-    known |= {"--head", "--num", "--address", "--block"}  # of ray start
-    known |= {"--environment"}  # of new
-    known |= {"--top", "--format", "--to"}  # of export
-    known |= {"--type", "--repo", "--merged", "--private", "--dry_run"}  # of export-model and push
-    known |= {"--requests", "--row", "--seconds", "--all", "--vllm_server_url", "--status"}  # of solve and report
-    known |= {"--share", "--repo"}  # of play, and the first word of an option of hf
-    known |= {"--reverse", "--run"}  # of pytest and make_notebooks.py
-    known |= {"--num_samples"}  # of earlier versions, in commands of results pages
+    # Of other commands than train and eval.
+    other = (
+        "config help version text input editor environment host port top format to type repo merged private dry_run "
+    )
+    other += "requests row seconds all vllm_server_url status share "
+    # Of accelerate, build, pip (--no-deps), vLLM and hf (the first words of options), ray start, pytest,
+    # make_notebooks.py; and of earlier versions, in commands of results pages.
+    other += "num_processes config_file wheel no tensor gpu head num address block reverse run num_samples "
+    # Of tools of tasks.
+    other += "trial gif png xml mjcf bsg json results samples rows output held_out"
+    known = {*ALIASES, *(f"--{name}" for name in other.split())}
     for benchmark in (ROOT / "benchmarks").glob("*.py"):
         known |= set(re.findall(r'add_argument\(\s*"(--\w+)"', benchmark.read_text()))
-    known |= {"--trial", "--gif", "--png", "--xml", "--mjcf", "--bsg", "--json"}  # of tools of tasks
-    known |= {"--results", "--samples", "--rows", "--output", "--held_out"}
     for name in (*TASKS, "trl:trl.rewards:think_format_reward"):
         parser = make_parser(RunArguments, TaskGRPOConfig, ModelConfig, find_task_class(name).Options)
         known |= {option for action in parser._actions for option in action.option_strings}

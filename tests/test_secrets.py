@@ -13,6 +13,7 @@ import yaml
 
 from tests.commands.test_train import ROOT, train, words
 from tests.support import forked
+from tests.support.commands import refused
 from tests.support.training import config
 from trl_grpo_tasks import redact
 from trl_grpo_tasks.commands import train as run
@@ -120,8 +121,7 @@ def test_a_token_in_a_recipe_is_passed_to_the_hub_client(tmp_path):
 
 def test_two_different_tokens_are_refused(tmp_path, capsys):
     other = ["--hub_token", "hf_another", "--model_init_kwargs", json.dumps({"token": TOKEN})]
-    assert run.main([*words(tmp_path / "run"), *other]) == 2
-    said = capsys.readouterr().err
+    said = refused(capsys, "train", *words(tmp_path / "run"), *other)
     assert "differ: give one token" in said and TOKEN not in said and not (tmp_path / "run").exists()
 
 

@@ -3,11 +3,10 @@
 import json
 
 import pytest
-from safetensors.torch import load_file
 
-from tests.commands.test_train import LORA, SMALL, results, train, words
+from tests.commands.test_train import LORA, SMALL, assert_same_weights, completions, metrics, train, words
+from tests.support.commands import refused
 from tests.support.exhaustive import exhaustive_but
-from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.arguments import parse
 from trl_grpo_tasks.commands.eval import Candidate, rows_to_report
 from trl_grpo_tasks.commands.plan import prepare
@@ -23,26 +22,19 @@ def test_the_best_model_is_saved_evaluated_and_described(tmp_path, capsys, optio
     train(tmp_path / "run", **(options | BEST_BY | {"max_steps": 8}))
     out, folder = capsys.readouterr().out, tmp_path / "run"
     outcome = json.loads((folder / "outcome.json").read_text())
-    logged = [line for line in map(json.loads, (folder / "training_metrics.jsonl").read_text().splitlines())
-              if "eval_reward" in line]  # fmt: skip
-    best = max(logged, key=lambda line: line["eval_reward"])
+    best = max((line for line in metrics(folder) if "eval_reward" in line), key=lambda line: line["eval_reward"])
     assert (outcome["model_step"], outcome["best_value"]) == (best["step"], best["eval_reward"])
     assert f"the final model is that of step {best['step']}: reward {best['eval_reward']:.4g} on held-out" in out
-    name = "adapter_model.safetensors" if options else "model.safetensors"
-    final, kept = (load_file(path / name) for path in (folder, folder / f"checkpoint-{best['step']}"))
-    assert all(value.equal(kept[key]) for key, value in final.items())
+    assert_same_weights(folder, folder / f"checkpoint-{best['step']}")
     page, card = (folder / "report.html").read_text(), (folder / "README.md").read_text()
     chosen = f"step {best['step']} of {outcome['last_step']}: the best reward ({best['eval_reward']:.4g}) of "
     assert chosen in page and chosen in card and RunFolder.read(folder).final_model.startswith(chosen)
     assert "Held-out reward, which chooses the model" in page
     # The evaluation after GRPO is that of the saved model.
     train(tmp_path / "eval", eval_only=True, model_name_or_path=str(folder))
-    evaluated = results(tmp_path / "eval", "evaluation.json")["model"]
-    expected = results(folder)["GRPO"]
-    assert [s["completion"] for s in evaluated["samples"]] == [s["completion"] for s in expected["samples"]]
+    assert completions(tmp_path / "eval", "model", "evaluation.json") == completions(folder, "GRPO")
     train(folder, resume=True, **(options | BEST_BY | {"max_steps": 8}))
-    again = load_file(folder / name)
-    assert all(value.equal(again[key]) for key, value in final.items())
+    assert_same_weights(folder, folder / f"checkpoint-{best['step']}")
     assert json.loads((folder / "outcome.json").read_text()) == outcome
 
 
@@ -87,5 +79,5 @@ def test_a_later_evaluation_leaves_out_the_rows_that_chose_the_model(tmp_path, c
 
 
 def test_unknown_metrics_are_refused_before_anything_slow(tmp_path, capsys):
-    assert run.main(words(tmp_path, best_by="sucess", cold_start_steps=10**6)) == 2
-    assert "best_by='sucess' is no metric of evaluations during training; choose one of: " in capsys.readouterr().err
+    err = refused(capsys, "train", *words(tmp_path, best_by="sucess", cold_start_steps=10**6))
+    assert "best_by='sucess' is no metric of evaluations during training; choose one of: " in err

@@ -28,14 +28,9 @@ def test_conversations_are_checked_turn_by_turn(monkeypatch):
     monkeypatch.setattr(
         OneLetter, "start_turn", lambda self, row, turns: start_turn(self, row, [*"abcd"[: len(turns)]])
     )
-    with pytest.raises(
-        AssertionError, match=r"the constraint refuses the gold answer .* at token 5: token . is not allowed"
-    ):
+    refusal = r"the constraint refuses the gold answer .* at token 5: token . is not allowed"
+    with pytest.raises(AssertionError, match=refusal):
         check_task(EchoTask(), say=said.append)
-
-
-def test_the_toy_task_keeps_it_with_its_constraint():
-    check_task(ToyTask())
 
 
 class Echo(Task):
@@ -64,8 +59,9 @@ class Echo(Task):
         return TinySpec(["say ", *"0123456789"])
 
 
-def test_the_smallest_task_keeps_it():
-    check_task(Echo())
+@pytest.mark.parametrize("task", [Echo, ToyTask])
+def test_the_smallest_tasks_keep_it(task):
+    check_task(task())
 
 
 def changed(**members):
@@ -105,9 +101,7 @@ BROKEN = {
     "JSON cannot hold": {"dataset": row_with(extra={1, 2})},
     "changes when it is written as JSON": {"dataset": row_with(extra=(1, 2))},
     "needs a prompt": {"dataset": row_with(prompt=[{"role": "user"}])},
-    "returned other rows": {
-        "dataset": lambda self, split, size, seed: Echo.dataset(self, split, size, random.random())
-    },
+    "returned other rows": {"dataset": lambda self, split, size, _: Echo.dataset(self, split, size, random.random())},
     "share a request": {"dataset": lambda self, split, size, seed: Echo.dataset(self, "train", size, seed)},
     "level is": {"dataset": row_with(level="strange")},
     "there is no row of level odd": {"dataset": row_with(level="even")},
@@ -123,15 +117,7 @@ BROKEN = {
     "score raised UnicodeEncodeError": {
         "score": lambda self, row, completion: (completion.encode(), Echo.score(self, row, completion))[1]
     },
-    "and then": {
-        "score": lambda self, row, completion: Echo.make_score(
-            self,
-            {"right": float(completion == str(row["n"]))},
-            True,
-            completion == str(row["n"]),
-            str(random.random()),
-        )
-    },
+    "and then": {"score": lambda *words: dataclasses.replace(Echo.score(*words), reason=str(random.random()))},
     "changed the row": {"score": change_row},
     "score raised KeyError: 'n'": {"row_of": lambda self, text: {"prompt": text}},
     "row_of raised KeyError: 'x'": {"row_of": lambda self, text: {}["x"]},

@@ -123,10 +123,7 @@ def test_recipes_for_the_embedded_model_set_all_options_that_its_defaults_change
 def test_a_cold_start_that_nobody_asked_for_is_left_out_where_rows_have_no_answers(tmp_path):
     file = tmp_path / "prompts.json"
     file.write_text(json.dumps([{"prompt": text, "target_length": 3} for text in "ab"]))
-    words = [
-        "--task", "prompts", "--prompts_file", str(file), "--rewards", "length", "--output_dir",
-        str(tmp_path / "run"),
-    ]  # fmt: skip
+    words = f"--task prompts --prompts_file {file} --rewards length --output_dir {tmp_path / 'run'}".split()
     for more in ([], ["--cold_start_steps", "3"]):
         task, run, args, model = parse([*words, *more, "--use_cpu", "--report_to", "none", "--eval_rows", "1"])
         if more:
@@ -134,9 +131,8 @@ def test_a_cold_start_that_nobody_asked_for_is_left_out_where_rows_have_no_answe
                 prepare(task, run, args, model)
         else:
             prepare(task, run, args, model)
-            assert run.cold_start_steps == 0 and run.defaults[-1].startswith(
-                "no cold start: this row has no known good"
-            )
+            reason = "no cold start: this row has no known good"
+            assert run.cold_start_steps == 0 and run.defaults[-1].startswith(reason)
 
 
 def test_an_adapter_from_the_hub_gets_the_defaults_of_adapters():

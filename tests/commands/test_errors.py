@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.commands import refused
 from tests.support.gguf_file import write_gguf
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.commands import train as run
@@ -57,5 +58,4 @@ def test_a_file_that_ends_too_early_is_found_before_rows_are_made(tmp_path, monk
     (tmp_path / "half.gguf").write_bytes(whole[: len(whole) // 2])
     monkeypatch.setattr(BrickTask, "dataset", lambda *_: pytest.fail("rows were made first"))
     words = ["brick", "--model", str(tmp_path / "half.gguf"), "--output_dir", str(tmp_path / "run")]
-    assert run.main([*words, "--use_cpu", "true", "--report_to", "none"]) == 2
-    assert "half.gguf cannot be read" in capsys.readouterr().err
+    assert "half.gguf cannot be read" in refused(capsys, "train", *words, "--use_cpu", "true", "--report_to", "none")

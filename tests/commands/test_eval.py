@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import refused
 from tests.support.run_folders import write_run
 from tests.support.toy import ToyTask
 from trl_grpo_tasks.commands import main as cli
@@ -54,9 +55,8 @@ def test_models_and_files_side_by_side(tiny_path, other_path, tmp_path, capsys):
     for one in (base, other):
         low, high = one["intervals"]["reward"]
         assert low <= one["metrics"]["reward"] <= high
-    assert (
-        results["settings"] | {"constrain": True, "editor": None, "num_samples": 4, "rows": 5} == results["settings"]
-    )
+    settings = {"constrain": True, "editor": None, "num_samples": 4, "rows": 5}
+    assert settings.items() <= results["settings"].items()
     out = capsys.readouterr().out
     text = (tmp_path / "out" / "evaluation.md").read_text()
     for said in (out, text):
@@ -137,8 +137,7 @@ def test_mistakes_are_found_before_anything_is_evaluated(tmp_path, monkeypatch, 
     write_lines(Path("tokens.jsonl"), [lines[0] | {"tokens": "two"}])
     Path("bare").mkdir()
     Path("bare/config.json").write_text("{}")
-    assert cli.main(["eval", *words, *BASE, *([] if "--out" in words else ["--out", "out"])]) == 2
-    err = capsys.readouterr().err
+    err = refused(capsys, "eval", *words, *BASE, *([] if "--out" in words else ["--out", "out"]))
     assert message in err and len(err.splitlines()) == 1
     assert not Path("out/evaluation.json").exists()
 
@@ -159,13 +158,11 @@ def test_a_run_of_a_built_in_task_names_the_task_and_its_options(tmp_path):
 
 
 def test_the_task_is_not_the_first_word(capsys):
-    assert cli.main(["eval", "brick", "--models", "a=tiny"]) == 2
-    assert "eval takes models as its first words" in capsys.readouterr().err
+    assert "eval takes models as its first words" in refused(capsys, "eval", "brick", "--models", "a=tiny")
 
 
 def test_models_are_for_eval(capsys):
-    assert cli.main(["train", *BASE, "--models", "a=tiny"]) == 2
-    assert "--models is an option of eval" in capsys.readouterr().err
+    assert "--models is an option of eval" in refused(capsys, "train", *BASE, "--models", "a=tiny")
 
 
 def test_equal_theories_are_one_answer():

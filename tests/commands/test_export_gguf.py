@@ -1,6 +1,5 @@
 """`trl-grpo-tasks export-model`: the converted model is the model of the run; what is printed without a converter."""
 
-import json
 import os
 import shlex
 import shutil
@@ -11,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.adapters import save_adapter
+from tests.support.commands import refused, said
 from tests.support.gguf_file import write_gguf
 from tests.support.paths import ROOT
-from tests.support.run_folders import before_and_after, write_run
-from trl_grpo_tasks.commands.main import main
+from tests.support.run_folders import before_and_after, edited, write_run
 from trl_grpo_tasks.models.gguf import convert_gguf
 from trl_grpo_tasks.models.loading import load_model
 
@@ -38,12 +38,7 @@ def run(tmp_path, llama_path):
 
 @pytest.fixture
 def adapter_run(tmp_path, llama_path):
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoTokenizer
-
-    config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
-    get_peft_model(load_model(str(llama_path)), config).save_pretrained(tmp_path / "adapter")
-    AutoTokenizer.from_pretrained(llama_path).save_pretrained(tmp_path / "adapter")
+    save_adapter(llama_path, tmp_path / "adapter")
     return write_run(tmp_path / "adapter", evaluations=before_and_after())
 
 
@@ -51,11 +46,6 @@ def adapter_run(tmp_path, llama_path):
 def no_converter(monkeypatch, tmp_path):
     monkeypatch.delenv("LLAMA_CPP", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
-
-
-def said(capsys, *words):
-    code = main(["export-model", *map(str, words)])
-    return code, *capsys.readouterr()
 
 
 def check_same(file, run, tmp_path):
@@ -74,7 +64,7 @@ def check_same(file, run, tmp_path):
 def test_the_file_holds_the_model_of_the_run(kind, request, tmp_path, capsys, monkeypatch):
     run = request.getfixturevalue(kind)
     monkeypatch.setenv("LLAMA_CPP", str(CONVERTER))
-    code, out, err = said(capsys, run, "--type", "f32")
+    code, out, err = said(capsys, "export-model", run, "--type", "f32")
     file = run / "gguf" / f"{run.name}-f32.gguf"
     assert code == 0 and "error" not in err and f"{file}: 0." in out and f"create {run.name.lower()} -f" in out
     assert sorted(path.name for path in file.parent.iterdir()) == ["Modelfile", file.name]
@@ -94,12 +84,12 @@ def test_the_converter_of_llama_cpp(tmp_path, capsys):
     config = LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=2, initializer_range=0.2, **sizes, **ends)
     LlamaForCausalLM(config).save_pretrained(run)
     tokenizer.save_pretrained(run)
-    assert said(capsys, run, "--type", "f32")[0] == 0
+    assert said(capsys, "export-model", run, "--type", "f32")[0] == 0
     check_same(run / "gguf" / "run-f32.gguf", run, tmp_path)
 
 
 def test_without_a_converter_the_printed_commands_convert_the_model(adapter_run, tmp_path, capsys, no_converter):
-    code, out, err = said(capsys, adapter_run, "--type", "f32", "--out", tmp_path / "out")
+    code, out, err = said(capsys, "export-model", adapter_run, "--type", "f32", "--out", tmp_path / "out")
     assert code == 3 and err == "" and "git clone --depth 1 https://github.com/ggml-org/llama.cpp" in out
     (command,) = [shlex.split(line) for line in out.splitlines() if "--outfile" in line]
     assert command[:2] == ["python", "llama.cpp/convert_hf_to_gguf.py"]
@@ -112,7 +102,7 @@ def test_a_converter_on_the_path_that_fails(run, tmp_path, capsys, monkeypatch, 
     program.parent.mkdir()
     program.write_text(f"#!{sys.executable}\nraise SystemExit('no such architecture')\n")
     program.chmod(0o755)
-    code, _, err = said(capsys, run)
+    code, _, err = said(capsys, "export-model", run)
     assert code == 1 and f"converter failed (no such architecture); to see more: {program} {run} --outfile" in err
     assert [path.name for path in (run / "gguf").iterdir()] == ["Modelfile"]
 
@@ -121,18 +111,15 @@ def test_a_converter_on_the_path_that_fails(run, tmp_path, capsys, monkeypatch, 
 def test_the_modelfile_samples_and_formats_prompts_as_the_run_did(run, capsys, no_converter, kind):
     from transformers import AutoTokenizer
 
-    path = run / "results.json"
     prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "b"}]
     if kind == "chat":
-        results = json.loads(path.read_text())
-        for one in results["evaluations"]:
-            for sample in one["samples"]:
+        with edited(run / "results.json") as results:
+            for sample in (sample for one in results["evaluations"] for sample in one["samples"]):
                 sample["row"]["prompt"] = prompt
-        path.write_text(json.dumps(results))
     tokenizer = AutoTokenizer.from_pretrained(run)
     tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
     tokenizer.save_pretrained(run)
-    assert said(capsys, run)[0] == 3
+    assert said(capsys, "export-model", run)[0] == 3
     text = (run / "gguf" / "Modelfile").read_text()
     assert text.startswith("FROM ./My_Run-q8_0.gguf\nPARAMETER temperature 1.0\n")
     assert "PARAMETER top_k 0\n" in text and 'PARAMETER stop "<|endoftext|>"\n' in text
@@ -151,10 +138,9 @@ def test_the_modelfile_samples_and_formats_prompts_as_the_run_did(run, capsys, n
 )
 def test_wrong_options(run, tiny_path, bert_path, capsys, words, message):
     places = {"RUN": run, "TINY": tiny_path, "BERT": bert_path}
-    code, _, err = said(capsys, *(places.get(word, word) for word in words))
-    assert code == 2 and message in err and len(err.splitlines()) == 1
+    assert message in refused(capsys, "export-model", *(places.get(word, word) for word in words))
 
 
 def test_a_variable_that_names_no_converter(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("LLAMA_CPP", str(tmp_path))
-    assert "there is no convert_hf_to_gguf.py" in said(capsys, run)[2]
+    assert "there is no convert_hf_to_gguf.py" in said(capsys, "export-model", run)[2]

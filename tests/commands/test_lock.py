@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.test_train import ROOT, words
+from tests.support.commands import refused
 from trl_grpo_tasks.commands import lock
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.lock import locked
@@ -31,12 +32,8 @@ with locked(sys.argv[1], "train"):
 @pytest.fixture
 def holder(tmp_path):
     """Another process that holds the folder `run`."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path / "run")],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+    command, environment = [sys.executable, "-c", HOLD, str(tmp_path / "run")], os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout.readline() == "held\n"
     yield process
     process.kill()
@@ -45,8 +42,7 @@ def holder(tmp_path):
 
 def test_a_second_run_is_refused_and_told_who_is_there(tmp_path, capsys, holder):
     before = sorted(path.name for path in (tmp_path / "run").iterdir())
-    assert run.main(words(tmp_path / "run")) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refused(capsys, "train", *words(tmp_path / "run"))
     assert f"{tmp_path / 'run'} is in use by another run" in line and "choose another --out" in line
     assert f"(process {holder.pid} on {socket.gethostname()})" in line
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before == [".train.lock"]
@@ -92,10 +88,8 @@ def test_the_lock_of_another_machine_holds_while_it_gives_signs_of_life(tmp_path
     beating.start()
     try:
         if lives:
-            with (
-                pytest.raises(ValueError, match=r"in use by another run \(process 7 on another-machine\)"),
-                locked(tmp_path, "train"),
-            ):
+            used = r"in use by another run \(process 7 on another-machine\)"
+            with pytest.raises(ValueError, match=used), locked(tmp_path, "train"):
                 pass
         else:
             with locked(tmp_path, "train"):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import forked
+from tests.support.commands import refused, said
 from tests.support.paths import ROOT
-from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.commands import plan
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.arguments import parse
@@ -32,12 +32,6 @@ def command(*words, cwd, stdin=""):
     return done.returncode, done.stdout, done.stderr
 
 
-def said(capsys, main, *words):
-    code = main(list(words))
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
 def test_imports_are_fast():
     """Of the package, and of what reward workers, commands and other programs use without a model."""
     script = """import sys
@@ -50,7 +44,7 @@ print({"torch", "transformers", "trl", "datasets", "xgrammar", "matplotlib"} & s
 
 
 def test_list_has_names_versions_and_descriptions(capsys):
-    code, out, _ = said(capsys, cli.main, "list")
+    code, out, _ = said(capsys, "list")
     assert code == 0 and len(out.splitlines()) == 2 * len(TASKS)
     for line, name in zip(out.splitlines()[::2], sorted(TASKS), strict=True):
         task = get_task(name)
@@ -58,7 +52,7 @@ def test_list_has_names_versions_and_descriptions(capsys):
 
 
 def test_an_unknown_command(capsys):
-    code, _, err = said(capsys, cli.main, "trian")
+    code, _, err = said(capsys, "trian")
     assert code == 2 and "unknown command 'trian'" in err and "train" in err
 
 
@@ -86,7 +80,7 @@ def test_score_prints_a_line_each_and_reports_bad_ones_by_number(my_task, capsys
             {"row": ROW, "completion": "\ud800 é"},
         )
     )
-    code, out, err = said(capsys, cli.main, "tool", "my_task.py", "score", "--input", "in.jsonl")
+    code, out, err = said(capsys, "tool", "my_task.py", "score", "--input", "in.jsonl")
     right, partly, unscored, strange = (json.loads(line) for line in out.splitlines())
     assert code == 1
     assert right == {
@@ -125,8 +119,8 @@ def test_score_ends_what_takes_too_long(task_file, tmp_path):
 
 
 def test_score_of_what_is_not_there(my_task, capsys):
-    code, _, err = said(capsys, cli.main, "tool", "my_task.py", "score", "--input", "none.jsonl")
-    assert code == 2 and "none.jsonl: this file does not exist" in err
+    err = refused(capsys, "tool", "my_task.py", "score", "--input", "none.jsonl")
+    assert "none.jsonl: this file does not exist" in err
 
 
 # ---- new and check
@@ -136,9 +130,9 @@ def test_new_writes_a_task_that_works_as_it_is(my_task, capsys):
     check_task(get_task("my_task.py"))
     task = get_task("my_task.py")
     assert (task.name, type(task).__name__, type(task.options).__name__) == ("my_task", "MyTask", "MyOptions")
-    code, out, _ = said(capsys, cli.main, "check", "my_task.py")
+    code, out, _ = said(capsys, "check", "my_task.py")
     assert code == 0 and out.endswith("task 'my_task' passed all checks\n")
-    assert said(capsys, cli.main, "new", "other_word")[0] == 0
+    assert said(capsys, "new", "other_word")[0] == 0
     assert "class OtherWordTask" in Path("other_word.py").read_text()
 
 
@@ -152,7 +146,7 @@ def test_short_answers_of_a_new_task_are_shown(my_task, capsys):
     )
     my_task.write_text("import os\n" + my_task.read_text())
     words = ["tiny", "--text", "abc", "--samples", "1", "--all"]
-    code, out, _ = said(capsys, cli.main, "solve", *words, "--task", "my_task.py")
+    code, out, _ = said(capsys, "solve", *words, "--task", "my_task.py")
     written = Path("solved/sample_1.txt").read_text()
     assert code == 0 and f"  1. {written!r}; valid; expected 'cba'; score " in out
     assert int(Path("scored_by").read_text()) != os.getpid()
@@ -160,28 +154,25 @@ def test_short_answers_of_a_new_task_are_shown(my_task, capsys):
     settings = {"task": {"name": "my_task", "options": {"word_length": 3}}, "run": {"task": "my_task.py"}}
     settings["training"] = {"seed": 7}
     words[0] = str(run_dir)
-    code, _, err = said(capsys, cli.main, "solve", *words)
-    assert code == 2 and "is not a run, neither a folder nor on the Hub; name the task too" in err
+    assert "is not a run, neither a folder nor on the Hub; name the task too" in refused(capsys, "solve", *words)
     (run_dir / "settings.json").write_text(json.dumps(settings))
-    out = said(capsys, cli.main, "solve", *words, "--task", "my_task.py")[1]
+    out = said(capsys, "solve", *words, "--task", "my_task.py")[1]
     assert "expected 'cba'" in out and "seed 7\n" in out  # what the run made is found again
-    code, _, err = said(capsys, cli.main, "solve", *words, "--word_length", "4")
-    assert code == 2 and "--word_length; to set options of a task, name it with --task" in err
+    err = refused(capsys, "solve", *words, "--word_length", "4")
+    assert "--word_length; to set options of a task, name it with --task" in err
 
 
 def test_what_the_disk_refuses_is_one_line(my_task, capsys):
     Path("run/report.html").mkdir(parents=True)
     Path("run/training_metrics.jsonl").write_text('{"step": 1}')
-    code, _, err = said(capsys, cli.main, "report", "run", "--task", "my_task.py")
-    assert code == 2 and "report.html" in err and len(err.splitlines()) == 1
+    assert "report.html" in refused(capsys, "report", "run", "--task", "my_task.py")
 
 
 def test_new_refuses_bad_names_and_does_not_overwrite(my_task, capsys):
     for name in ("my-task", "3d", "class", "a/b", ""):
-        code, _, err = said(capsys, cli.main, "new", name)
-        assert code == 2 and "cannot be the name of a module" in err
+        assert "cannot be the name of a module" in refused(capsys, "new", name)
     my_task.write_text("mine")
-    code, _, err = said(capsys, cli.main, "new", "my_task")
+    code, _, err = said(capsys, "new", "my_task")
     assert code == 2 and "exists already" in err and my_task.read_text() == "mine"
 
 
@@ -200,7 +191,7 @@ def test_new_refuses_bad_names_and_does_not_overwrite(my_task, capsys):
 def test_a_mistake_in_a_task_file_is_said_with_its_place(my_task, capsys, old, new, message):
     assert old in my_task.read_text()
     my_task.write_text(my_task.read_text().replace(old, new))
-    code, _, err = said(capsys, cli.main, "check", "--task", "my_task.py")
+    code, _, err = said(capsys, "check", "--task", "my_task.py")
     assert code in (1, 2) and message in err and len(err.splitlines()) == 1, err
 
 
@@ -211,37 +202,37 @@ def test_a_task_that_is_not_finished_is_told_in_a_line(tmp_path, capsys):
         "    name, version, description, weights = 'half', '1', 'No score yet.', {'a': 1.0}\n\n"
         "    def dataset(self, split, size, seed):\n        return [{'prompt': split}]\n"
     )
-    code, _, err = said(capsys, cli.main, "check", "--task", str(file))
+    code, _, err = said(capsys, "check", "--task", str(file))
     assert code in (1, 2) and "task 'half' must define score(row, completion)" in err and len(err.splitlines()) == 1
 
 
 def test_a_verifier_is_a_task(tmp_path, monkeypatch, capsys):
     """Without gold and bad answers, checks say what they leave out, and the default cold start is left out."""
     monkeypatch.chdir(tmp_path)
-    assert said(capsys, cli.main, "new", "verifier", "--no-gold")[0] == 0
-    code, out, err = said(capsys, cli.main, "check", "verifier.py")
+    assert said(capsys, "new", "verifier", "--no-gold")[0] == 0
+    code, out, err = said(capsys, "check", "verifier.py")
     assert code == 0 and "gold answers: no row has one" in out, (out, err)
     short = [
         "--max_steps", "1", "--eval_rows", "2", "--train_rows", "8", "--reward_workers", "0", "--report_to", "none",
     ]  # fmt: skip
-    code, out, err = said(capsys, cli.main, "train", "verifier.py", *short)
+    code, out, err = said(capsys, "train", "verifier.py", *short)
     assert code == 0 and "no cold start: task 'verifier' knows no answers" in out, (out, err)
 
 
 def test_an_environment_is_a_task(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert said(capsys, cli.main, "new", "my_game", "--environment")[0] == 0
-    code, out, err = said(capsys, cli.main, "check", "my_game.py")
+    assert said(capsys, "new", "my_game", "--environment")[0] == 0
+    code, out, err = said(capsys, "check", "my_game.py")
     assert code == 0 and "the constraint allows gold answers" in out, (out, err)
     short = {"cold_start_steps": 2, "max_steps": 1, "eval_rows": 4, "train_rows": 16, "reward_workers": 0,
              "report_to": "none", "output_dir": "out"}  # fmt: skip
     words = [word for name, value in short.items() for word in (f"--{name}", str(value))]
-    code, out, err = said(capsys, cli.main, "train", "my_game.py", *words)
+    code, out, err = said(capsys, "train", "my_game.py", *words)
     assert code == 0 and "success" in out, (out, err)
     report = (tmp_path / "out" / "report.html").read_text()
     assert "class=turns" in report or "class='turns'" in report or 'class="turns"' in report
-    assert said(capsys, cli.main, "new", "bare", "--environment", "--no-gold")[0] == 0
-    code, out, err = said(capsys, cli.main, "check", "bare.py")
+    assert said(capsys, "new", "bare", "--environment", "--no-gold")[0] == 0
+    code, out, err = said(capsys, "check", "bare.py")
     assert code == 0 and "gold answers: no row has one" in out, (out, err)
 
 
@@ -263,8 +254,7 @@ def test_a_task_in_a_package_of_the_current_folder(my_task):
 
 
 def parsed(*words):
-    task, arguments, args, model = parse(["--use_cpu", "true", *words])
-    return task, arguments, args, model
+    return parse(["--use_cpu", "true", *words])
 
 
 def test_precedence_of_options(my_task):
@@ -325,17 +315,14 @@ def test_adapters_have_no_dropout_unless_it_is_asked_for(my_task):
         (["--max_stepz", "3"], "unknown option --max_stepz; did you mean --max_steps?"),
         (["--zzzzzzzzzzzz=3"], "unknown option --zzzzzzzzzzzz; --help-all lists all"),
         (["stray"], "'stray' does not belong to any option"),
-        (["--max_steps", "three"], "--max_steps 'three' must be a whole number"),
         (["--constrain", "perhaps"], "constrain"),
         (["--max_steps"], "--max_steps needs a value"),
-        (["--config", "none.yaml"], "--config none.yaml: this file does not exist"),
         (["--config"], "--config needs a value"),
         (["--task", "prompts"], "--task is given twice; give it once"),
         (["--word_length", "60"], "--word_length 60 must be between 2 and 8"),
         (["--num_generations", "7"], "per_device_train_batch_size x gradient_accumulation_steps x processes"),
         (["--learning_rate", "nan"], "--learning_rate nan must be at least 0"),
         (["--reward_memory_mb", "-5"], "--reward_memory_mb -5 must be above 0"),
-        (["--temperature", "0"], "temperature=0 gives the same completion each time"),
         (["--loss_type", "grop"], "unknown loss_type 'grop'; choose one of: grpo, "),
         (["--use_liger_kernel", "true"], "--use_liger_kernel: liger_kernel is not installed"),
         (["--component_weights", '{"success": NaN}'], "the weight of 'success' must be a number, got nan"),
@@ -344,25 +331,17 @@ def test_adapters_have_no_dropout_unless_it_is_asked_for(my_task):
         (["--output_dir", ""], "--out is empty"),
         (["--output_dir", "/proc/x"], "--out /proc/x: /proc is not a writable folder; choose another"),
         (["--resume_from_checkpoint", "none"], "--resume_from_checkpoint none: this folder does not exist"),
+        (["--resume_from_checkpoint", "."], "--resume_from_checkpoint . is not a checkpoint: give a folder checkp"),
         (
-            ["--resume_from_checkpoint", "."],
-            "--resume_from_checkpoint . is not a checkpoint: give a folder checkpoint-N",
-        ),
-        (["--resume_from_checkpoint"], "no complete checkpoint in outputs/my_task; leave the option out"),
-        (["--component_weights", '{"taste": 1}'], "task 'my_task' has no component 'taste'"),
-        (["--model_name_or_path", "./none"], "--model ./none: this path does not exist"),
-        (
-            ["--model_name_or_path", "none/such"],
-            "--model none/such: there is no such folder, the model is not in the cache of the Hub",
+            ["--model", "none/such"],
+            "--model none/such: there is no such folder, the model is not in the cache of the ",
         ),
         (["--load_in_4bit", "true"], "quantised weights cannot be trained, only an adapter on them; give --use_peft"),
         (["--dtype", "float16"], "--dtype float16: float16 weights lose most updates; train float32 weights in half"),
     ],
 )
 def test_mistakes_are_one_line(my_task, capsys, words, message):
-    code, _, err = said(capsys, run.main, "--task", "my_task.py", *words)
-    assert code == 2 and message in err, err
-    assert len(err.splitlines()) == 1 and err.startswith("error: ")
+    assert message in refused(capsys, "train", "--task", "my_task.py", *words)
     assert not Path("outputs").exists()
 
 
@@ -375,7 +354,7 @@ def test_mistakes_are_one_line(my_task, capsys, words, message):
     ],
 )
 def test_an_adapter_that_does_not_fit_is_found_first(my_task, capsys, words, message):
-    code, out, err = said(capsys, run.main, "--task", "my_task.py", "--use_peft", "true", *words)
+    code, out, err = said(capsys, "train", "--task", "my_task.py", "--use_peft", "true", *words)
     assert code == 2 and message in err and len(err.splitlines()) == 1 and "GRPO" not in out
 
 
@@ -398,8 +377,7 @@ def test_an_adapter_that_does_not_fit_is_found_first(my_task, capsys, words, mes
 def test_mistakes_in_a_recipe_are_said(my_task, capsys, recipe, message):
     Path("recipe.yaml").write_text(recipe)
     words = [] if "task" in recipe else ["--task", "my_task.py"]
-    code, _, err = said(capsys, run.main, *words, "--config", "recipe.yaml")
-    assert code == 2 and message in err, err
+    assert message in refused(capsys, "train", *words, "--config", "recipe.yaml")
 
 
 def test_a_run_is_resumed_only_with_the_same_physics(my_task, capsys):
@@ -407,14 +385,14 @@ def test_a_run_is_resumed_only_with_the_same_physics(my_task, capsys):
     checkpoints.mark_complete("out/checkpoint-5")
     Path("out/settings.json").write_text(json.dumps({"task": {"options": {"gravity": 9.8}}}))
     words = ["--task", "brick", "--output_dir", "out", "--resume_from_checkpoint", "--gravity", "1.6"]
-    code, _, err = said(capsys, run.main, *words)
-    assert code == 2 and "was started with another --gravity (9.8, not 1.6); resume with the original value" in err
+    err = refused(capsys, "train", *words)
+    assert "was started with another --gravity (9.8, not 1.6); resume with the original value" in err
 
 
 def test_an_earlier_run_is_not_overwritten(my_task, capsys):
     Path("out/checkpoint-5").mkdir(parents=True)
     words = ["--task", "my_task.py", "--output_dir", "out"]
-    code, _, err = said(capsys, run.main, *words, "--resume_from_checkpoint")
+    code, _, err = said(capsys, "train", *words, "--resume_from_checkpoint")
     assert code == 2 and "no complete checkpoint in out" in err  # this one is half-written, and starting is allowed
     started = parsed(*words, "--resume_from_checkpoint", "auto")
     plan.prepare(*started)
@@ -424,13 +402,14 @@ def test_an_earlier_run_is_not_overwritten(my_task, capsys):
     started = parsed(*words, "--resume_from_checkpoint", "auto")
     plan.prepare(*started)
     assert started[2].resume_from_checkpoint == NEWEST
-    code, _, err = said(capsys, run.main, *words)
-    assert code == 2 and "out holds an earlier run (checkpoint-5)" in err
+    err = refused(capsys, "train", *words)
+    assert "out holds an earlier run (checkpoint-5)" in err
     assert "--resume_from_checkpoint" in err and "another --out" in err
     Path("other/checkpoint-2").mkdir(parents=True)
     Path("other/checkpoint-2/trainer_state.json").write_text("{}")
-    code, _, err = said(capsys, run.main, *words, "--resume_from_checkpoint", "other/checkpoint-2")
-    assert code == 2 and "out holds an earlier run (checkpoint-5)" in err  # which is not the one that would go on
+    # The checkpoint that is named is not the one that would go on.
+    err = refused(capsys, "train", *words, "--resume_from_checkpoint", "other/checkpoint-2")
+    assert "out holds an earlier run (checkpoint-5)" in err
 
 
 @pytest.mark.parametrize("name", ["config.json", "adapter_config.json"])
@@ -438,9 +417,9 @@ def test_a_model_is_not_overwritten(my_task, capsys, name):
     """Of the user's, given as --model_name_or_path perhaps; or of a run with --save_strategy no."""
     Path("mine").mkdir()
     Path("mine", name).write_text("{}")
-    code, _, err = said(capsys, run.main, "--task", "my_task.py", "--output_dir", "mine")
+    code, _, err = said(capsys, "train", "--task", "my_task.py", "--output_dir", "mine")
     assert code == 2 and f"mine holds a model ({name})" in err and "another --out" in err
-    code, _, err = said(capsys, run.main, "--task", "my_task.py", "--output_dir", "mine", "--resume_from_checkpoint",
+    code, _, err = said(capsys, "train", "--task", "my_task.py", "--output_dir", "mine", "--resume_from_checkpoint",
                         "auto")  # fmt: skip
     assert code == 2 and f"mine holds a model ({name})" in err  # there is no checkpoint, so the run would start
     assert [path.name for path in Path("mine").iterdir()] == [name]
@@ -455,7 +434,7 @@ def test_a_constraint_that_the_task_does_not_have_is_an_error(my_task, capsys, c
     text = my_task.read_text()
     my_task.write_text(text[: text.index("    def constraint(")] + own + text[text.index("    def tiny(") :])
     words = ["my_task.py"] if command == "train" else ["tiny", "--task", "my_task.py"]
-    code, out, err = said(capsys, cli.main, command, *words, "--constrain")
+    code, out, err = said(capsys, command, *words, "--constrain")
     message = "task 'my_task' has no constraint" + " with these options" * bool(own)
     assert code == 2 and message in err and "cold start" not in out
 
@@ -463,11 +442,10 @@ def test_a_constraint_that_the_task_does_not_have_is_an_error(my_task, capsys, c
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_a_split_without_rows_is_said_at_once(my_task, capsys, split):
     my_task.write_text(my_task.read_text().replace("return rows\n", f"return [] if split == {split!r} else rows\n"))
-    code, _, err = said(capsys, run.main, "--task", "my_task.py")
+    code, _, err = said(capsys, "train", "--task", "my_task.py")
     assert code == 2 and f"task 'my_task' has no rows in its {split!r} split" in err
 
 
 def test_defaults_of_a_task_are_checked(my_task, capsys):
     my_task.write_text(my_task.read_text().replace('"temperature"', '"temprature"'))
-    code, _, err = said(capsys, run.main, "--task", "my_task.py")
-    assert code == 2 and "temprature" in err
+    assert "temprature" in refused(capsys, "train", "--task", "my_task.py")

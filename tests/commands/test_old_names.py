@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.commands import refused
 from tests.support.paths import ROOT
 from trl_grpo_tasks.commands.arguments import parse
-from trl_grpo_tasks.commands.main import COMMANDS, main
+from trl_grpo_tasks.commands.main import COMMANDS
 from trl_grpo_tasks.commands.old_names import OLD_COMMANDS, OLD_NAMES, OLD_OPTIONS, OTHER_MEANINGS, meaning_hints
 
 # The flags in the scripts of the documents that this package implements; the others are options here too.
@@ -26,36 +27,37 @@ def test_flags_of_the_documents_are_refused_with_the_name_here(my_task, given):
         parse(["my_task.py", given, "3", "--use_cpu", "true"])
 
 
-def test_old_names_in_recipes_tasks_and_other_commands(my_task, capsys):
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train my_task.py --config old.yaml", "unknown option --group_size; here it is --num_generations"),
+        ("train my_task.py --config older.yaml", "--num_samples is now: --samples N"),
+        ("train prompts --dataset_path x.json", "unknown option --dataset_path; here it is --prompts_file"),
+        ("solve tiny --task my_task.py --text abc --max_new_tokens 3",
+         "unknown option --max_new_tokens; here it is --max_completion_length"),
+    ],
+)  # fmt: skip
+def test_old_names_in_recipes_tasks_and_other_commands(my_task, capsys, words, message):
     (my_task.parent / "old.yaml").write_text("group_size: 8\n")
-    assert main(["train", "my_task.py", "--config", "old.yaml"]) == 2
-    assert capsys.readouterr().err == "error: unknown option --group_size; here it is --num_generations\n"
-    assert main(["train", "prompts", "--dataset_path", "x.json"]) == 2
-    assert capsys.readouterr().err == "error: unknown option --dataset_path; here it is --prompts_file\n"
-    assert main(["solve", "tiny", "--task", "my_task.py", "--text", "abc", "--max_new_tokens", "3"]) == 2
-    assert capsys.readouterr().err == "error: unknown option --max_new_tokens; here it is --max_completion_length\n"
-    # Task my_task has no prompts_file.
-    assert main(["train", "my_task.py", "--dataset_path", "x.json"]) == 2
-    assert "here it is" not in capsys.readouterr().err
+    (my_task.parent / "older.yaml").write_text("num_samples: 8\n")
+    assert refused(capsys, *words.split()) == f"error: {message}\n"
+
+
+def test_an_old_name_of_an_option_that_the_task_does_not_have(my_task, capsys):
+    assert "here it is" not in refused(capsys, "train", "my_task.py", "--dataset_path", "x.json")
 
 
 @pytest.mark.parametrize("command", OLD_COMMANDS)
 def test_commands_of_earlier_versions_are_refused_with_the_new_form(capsys, command):
     assert command not in COMMANDS and OLD_COMMANDS[command].split()[0] in COMMANDS
-    assert main([command, "outputs/demo", "-h"]) == 2
-    assert capsys.readouterr().err == f"error: {command!r} is now: trl-grpo-tasks {OLD_COMMANDS[command]}\n"
+    err = refused(capsys, command, "outputs/demo", "-h")
+    assert err == f"error: {command!r} is now: trl-grpo-tasks {OLD_COMMANDS[command]}\n"
 
 
 @pytest.mark.parametrize(("command", "option"), [(one, option) for one in OLD_OPTIONS for option in OLD_OPTIONS[one]])
 def test_options_of_earlier_versions_are_refused_with_the_new_form(capsys, command, option):
-    assert main([command, "outputs/demo", f"{option}=3"]) == 2
-    assert capsys.readouterr().err == f"error: {option} is now: {OLD_OPTIONS[command][option]}\n"
-
-
-def test_an_option_of_an_earlier_version_in_a_recipe(my_task, capsys):
-    (my_task.parent / "old.yaml").write_text("num_samples: 8\n")
-    assert main(["train", "my_task.py", "--config", "old.yaml"]) == 2
-    assert capsys.readouterr().err == "error: --num_samples is now: --samples N\n"
+    err = refused(capsys, command, "outputs/demo", f"{option}=3")
+    assert err == f"error: {option} is now: {OLD_OPTIONS[command][option]}\n"
 
 
 def test_the_page_on_migration_lists_the_same_names():

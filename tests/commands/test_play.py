@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
+from tests.support.commands import refused, said
 from tests.support.played import save_run
 from tests.support.server_process import start
 from trl_grpo_tasks.commands import play as module
-from trl_grpo_tasks.commands.main import main
 
 
 @pytest.fixture
@@ -18,11 +18,6 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "gradio"))
     save_run("run")
     return "run"
-
-
-def said(capsys, *words):
-    code = main(["play", *map(str, words)])
-    return code, *capsys.readouterr()
 
 
 @pytest.mark.parametrize(
@@ -39,14 +34,13 @@ def test_mistakes_are_told_in_one_line(run, tmp_path, capsys, monkeypatch, words
         pytest.importorskip("gradio")
     if "--port" not in words:  # the default port may be in use
         monkeypatch.setattr(module, "check_port", lambda port: None)
-    code, _, err = said(capsys, run, *words)
+    code, _, err = said(capsys, "play", run, *words)
     assert code == 2 and message in err and err.count("\n") == 1 and not (tmp_path / "new").exists()
 
 
 def test_without_gradio_the_hint_comes_first(run, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "gradio", None)
-    code, _, err = said(capsys, run)
-    assert code == 2 and "pip install 'trl_grpo_tasks[play]'" in err
+    assert "pip install 'trl_grpo_tasks[play]'" in refused(capsys, "play", run)
 
 
 def test_a_port_in_use_is_reported_before_the_model_is_loaded(run, capsys):
@@ -54,7 +48,7 @@ def test_a_port_in_use_is_reported_before_the_model_is_loaded(run, capsys):
     with socket.socket() as taken:
         taken.bind((module.HOST, 0))
         taken.listen()
-        code, _, err = said(capsys, run, "--port", taken.getsockname()[1])
+        code, _, err = said(capsys, "play", run, "--port", taken.getsockname()[1])
     assert code == 2 and "choose another one" in err
 
 
@@ -66,7 +60,8 @@ def test_the_page_is_for_this_machine_only_unless_it_is_shared(run, capsys, monk
     monkeypatch.setattr(page, "launch", lambda *words: launched.append(words[1:]))
     monkeypatch.setattr("gradio.Blocks.block_thread", lambda page: None)
     monkeypatch.setattr(module, "check_port", lambda port: None)
-    assert said(capsys, run, "--port", 7999)[0] == 0 and said(capsys, run, "--share", "--port", 7999)[0] == 0
+    for share in ([], ["--share"]):
+        assert said(capsys, "play", run, "--port", 7999, *share)[0] == 0
     assert launched == [("127.0.0.1", 7999, False), ("127.0.0.1", 7999, True)]
 
 

@@ -11,9 +11,11 @@ from safetensors.torch import load_file
 
 from tests.commands.test_hub import ABOUT, SECRET, TOKENIZER, WEIGHTS, environment
 from tests.support import forked
+from tests.support.adapters import save_adapter
+from tests.support.commands import refused
 from tests.support.hub_server import Hub
 from tests.support.paths import ROOT
-from tests.support.run_folders import before_and_after, write_run
+from tests.support.run_folders import before_and_after, edited, write_run
 from tests.support.toy import ToyTask
 from trl_grpo_tasks.commands.main import main
 from trl_grpo_tasks.models.loading import prepare_model
@@ -44,21 +46,13 @@ def full_run(tmp_path, tiny_path):
 @pytest.fixture
 def adapter_run(tmp_path, tiny_path):
     """The run of an adapter whose base model is user/base on the Hub."""
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
-    folder = tmp_path / "letters"
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_path), config)
-    model.peft_config["default"].base_model_name_or_path = "user/base"
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tiny_path).save_pretrained(folder)
-    return fill(folder)
+    save_adapter(tiny_path, tmp_path / "letters", "user/base")
+    return fill(tmp_path / "letters")
 
 
 def set_base(run, base):
-    config = json.loads((run / "adapter_config.json").read_text())
-    (run / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(base)}))
+    with edited(run / "adapter_config.json") as config:
+        config["base_model_name_or_path"] = str(base)
 
 
 def python(hub, cwd, *words, token=None):
@@ -77,9 +71,8 @@ def contents(folder):
 
 @pytest.mark.exhaustive
 def test_a_run_is_uploaded_bit_for_bit_and_used_as_its_card_says(full_run):
-    settings = json.loads((full_run / "settings.json").read_text())
-    settings["task"]["options"] = {"api_key": "key-of-an-older-version"}
-    (full_run / "settings.json").write_text(json.dumps(settings))
+    with edited(full_run / "settings.json") as settings:
+        settings["task"]["options"] = {"api_key": "key-of-an-older-version"}
     before = contents(full_run)
     with Hub(SECRET, refuse="/commit/", status=503, times=1) as hub:
         done = push(hub, full_run, "--repo", "user/toy", "--private")
@@ -100,9 +93,7 @@ def test_a_run_is_uploaded_bit_for_bit_and_used_as_its_card_says(full_run):
     assert "AutoModelForCausalLM" in snippets[0] and "Solver" in snippets[1] and len(snippets) == 3
     for one in outputs:
         assert one.returncode == 0, one.stderr
-    assert re.search(r"^(True|False) [abcd]{1,3}$", outputs[1].stdout, re.MULTILINE), (
-        "the Solver samples under the constraint"
-    )
+    assert re.search(r"^(True|False) [abcd]{1,3}$", outputs[1].stdout, re.MULTILINE), "under the constraint"
 
 
 @pytest.mark.exhaustive
@@ -120,10 +111,7 @@ def test_a_pushed_run_is_used_by_its_hub_id(tmp_path):
     assert done.returncode == 0, done.stderr
     folder, *others = done.stdout.split()
     assert others == list(names[1:]), "a model without the settings of a run is loaded as before"
-    assert {path.name: path.read_bytes() for path in Path(folder).iterdir()} == {
-        "settings.json": settings,
-        "config.json": b"{}",
-    }
+    assert contents(Path(folder)) == {"settings.json": settings, "config.json": b"{}"}
     assert "ValueError: the run user/cut_off could not be downloaded from the Hub" in refused.stderr
 
 
@@ -134,9 +122,7 @@ def test_an_adapter_is_replaced_by_merged_weights_and_the_reverse(adapter_run, t
     with Hub(SECRET) as hub:
         hub.repos["user/base"] = contents(Path(tiny_path))
         assert push(hub, adapter_run).returncode == 0
-        assert set(hub.repos["user/letters"]) == ADAPTER | TOKENIZER | ABOUT, (
-            "the folder's name, in the user's account"
-        )
+        assert set(hub.repos["user/letters"]) == ADAPTER | TOKENIZER | ABOUT, "the folder's name, of the user"
         card = hub.repos["user/letters"]["README.md"].decode()
         assert "library_name: peft" in card and 'AutoPeftModelForCausalLM.from_pretrained("user/letters")' in card
         merged = push(hub, adapter_run, "--merged", "--repo", "user/letters")
@@ -190,8 +176,7 @@ def test_a_dry_run_shows_the_files_and_changes_nothing(adapter_run, capsys):
 
 def test_an_adapter_that_others_could_not_load_is_not_pushed(adapter_run, tiny_path, capsys):
     set_base(adapter_run, tiny_path)
-    assert main(["push", str(adapter_run), *TOY, "--hub_token", SECRET]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refused(capsys, "push", str(adapter_run), *TOY, "--hub_token", SECRET)
     assert f"its base model is in a local folder, {tiny_path}; push the merged weights (--merged)" in line
     assert main(["push", str(adapter_run), *TOY, "--merged", "--dry_run"]) == 0
 

@@ -27,16 +27,9 @@ class Steps(TrainerCallback):
 
 
 def test_a_recipe_is_found_by_name_and_its_values_are_replaced(tmp_path):
-    recipe = load_recipe(
-        "brick/colab_t4",
-        output_dir=tmp_path / "run",
-        brick_levels=["stack", "small"],
-        component_weights={"success": 2.0},
-        constrain=False,
-        learning_rate=3e-5,
-        fp16=False,
-        use_cpu=True,
-    )
+    options = {"brick_levels": ["stack", "small"], "component_weights": {"success": 2.0}, "constrain": False}
+    options |= {"learning_rate": 3e-5, "fp16": False, "use_cpu": True}
+    recipe = load_recipe("brick/colab_t4", output_dir=tmp_path / "run", **options)
     assert recipe.task.name == "brick" and recipe.task.options.brick_levels == ["stack", "small"]
     assert isinstance(recipe.config, TaskGRPOConfig)
     assert recipe.config.component_weights == {"success": 2.0} and recipe.config.learning_rate == 3e-5
@@ -65,9 +58,8 @@ def test_a_run_from_python_is_the_run_of_the_command_line(recipe_file, tmp_path)
     saved = json.loads((tmp_path / "python" / "results.json").read_text())["evaluations"]
     assert [one.as_dict()["samples"] for one in result.evaluations] == [one["samples"] for one in saved]
     command = json.loads((tmp_path / "python" / "settings.json").read_text())["command"]
-    assert command == recipe.command and command.startswith(
-        f"trl-grpo-tasks train --config {recipe_file} --output_dir"
-    )
+    assert command == recipe.command
+    assert command.startswith(f"trl-grpo-tasks train --config {recipe_file} --output_dir")
     assert not list((tmp_path / "python").glob(".*.lock"))
 
 

@@ -10,6 +10,7 @@ from safetensors.torch import load
 from tests.commands.test_hub import ABOUT, SECRET, TOKENIZER, WEIGHTS, environment
 from tests.commands.test_train import LORA, words
 from tests.support import forked
+from tests.support.adapters import save_adapter
 from tests.support.hub_server import COMMIT, Hub
 from tests.support.paths import ROOT
 from tests.support.quantised import needs_bitsandbytes, save_sharp
@@ -89,13 +90,9 @@ def test_others_load_what_was_pushed_and_get_the_same_log_probs(base_files, tmp_
             # Rewards of one step may all be equal; gold answers always change the adapter.
             further = {"model_name_or_path": "user/letters", "cold_start_steps": 2, "max_steps": 1}
             run(hub, tmp_path / "theirs", TRAIN, *words("further", **further, cold_start_learning_rate=1e-2))
-            evaluated = ["--eval_only", "true", *words("evaluated", model_name_or_path="user/letters")]
-            run(
-                hub,
-                tmp_path / "theirs",
-                "from trl_grpo_tasks.commands.train import main\nassert main() == 0",
-                *evaluated,
-            )
+            command = "from trl_grpo_tasks.commands.train import main\nassert main() == 0"
+            evaluated = words("evaluated", model_name_or_path="user/letters", eval_only="true")
+            run(hub, tmp_path / "theirs", command, *evaluated)
     assert set(pushed) == (WEIGHTS if kind == "full" else ADAPTER) | TOKENIZER | ABOUT
     assert difference(trained, loaded) < 1e-4 and difference(trained, base) > 0.01
     if kind != "full":
@@ -111,13 +108,7 @@ def test_others_load_what_was_pushed_and_get_the_same_log_probs(base_files, tmp_
 
 
 def test_an_adapter_on_the_hub_is_a_local_folder_also_offline(base_files, tmp_path):
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), config)
-    model.peft_config["default"].base_model_name_or_path = "user/base"
-    model.save_pretrained(tmp_path / "adapter")
+    save_adapter(tmp_path / "base", tmp_path / "adapter", "user/base")
     with Hub(SECRET) as hub:
         hub.repos["user/base"] = base_files
         hub.repos["user/adapter"] = {path.name: path.read_bytes() for path in (tmp_path / "adapter").iterdir()}

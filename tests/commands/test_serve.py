@@ -10,10 +10,11 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 import torch
 import yaml
-from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from tests.support.adapters import save_adapter
 from tests.support.gguf_file import write_gguf
+from tests.support.run_folders import edited
 from tests.support.toy import ToyTask
 from trl_grpo_tasks.commands import serve as command
 from trl_grpo_tasks.commands.arguments import parse
@@ -226,9 +227,7 @@ def test_a_masked_language_model_is_refused(bert_path, capsys):
 
 def test_an_adapter_is_served_merged(tiny_path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
-    adapter = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_path), config)
-    adapter.save_pretrained(tmp_path / "adapter")
+    adapter = save_adapter(tiny_path, tmp_path / "adapter")
     command, *_ = server_command(get_task("tests.support.toy"), str(tmp_path / "adapter"), "0.0.0.0", 8000, [])
     served = command[command.index("serve") + 1]
     assert served == str(tmp_path / "outputs" / "serve" / "toy" / "merged")
@@ -240,7 +239,7 @@ def test_an_adapter_is_served_merged(tiny_path, tmp_path, monkeypatch):
 def test_a_model_with_too_few_outputs_is_refused(tmp_path, capsys):
     task = get_task("tests.support.toy")
     save_tiny(task.tiny(), tmp_path / "small")
-    config = json.loads((tmp_path / "small" / "config.json").read_text())
-    (tmp_path / "small" / "config.json").write_text(json.dumps(config | {"vocab_size": 5}))
+    with edited(tmp_path / "small" / "config.json") as config:
+        config["vocab_size"] = 5
     said = refusal(capsys, str(tmp_path / "small"), "--task", "tests.support.toy")
     assert "the model has only 5 outputs" in said

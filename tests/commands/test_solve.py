@@ -6,18 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from trl_grpo_tasks.commands.main import main
+from tests.support.commands import refused, said
 from trl_grpo_tasks.commands.solve import counted
 from trl_grpo_tasks.evaluation import solver as module
 from trl_grpo_tasks.registry import TASKS, get_task
 from trl_grpo_tasks.task import checked_row
 
 TINY = ("tiny", "--task", "my_task.py", "--max_completion_length", "4")
-
-
-def said(capsys, *words):
-    code = main([*map(str, words)])
-    return code, *capsys.readouterr()
 
 
 @pytest.fixture
@@ -39,10 +34,8 @@ def test_solved_requests_exit_with_0_and_leave_files_that_other_commands_read(ea
     assert code == 0 and err == "" and out.splitlines()[0] == "request 1: xab"
     assert "  solved (8 samples, " in out and out.endswith("1 of 1 request solved; files: solved\n")
     answers = [json.loads(line) for line in Path("solved/answers.jsonl").read_text().splitlines()]
-    assert [(a["number"], a["request"], a["rank"], a["success"]) for a in answers] == [
-        (1, 1, 1, True),
-        (2, 1, 2, True),
-    ]
+    assert [(a["number"], a["request"], a["rank"]) for a in answers] == [(1, 1, 1), (2, 1, 2)]
+    assert all(answer["success"] for answer in answers)
     for answer in answers:
         assert Path(f"solved/sample_{answer['number']}.txt").read_text() == answer["completion"]
         assert Path(f"solved/sample_{answer['number']}.html").is_file()
@@ -58,13 +51,10 @@ def test_a_file_of_requests_exits_with_1_unless_all_are_solved(easy, capsys):
     code, out, err = said(capsys, "solve", *TINY, "--requests", "in.jsonl", "--samples", 9, "--top", 1)
     assert code == 1 and err == "" and out.endswith("1 of 3 requests solved; files: solved\n")
     assert "  not solved: 9 samples were drawn (9 samples, " in out and "  failures: 9 x never\n" in out
-    assert (
-        'request 3: {"prompt": "zzz", "word": "z"}\n' in out
-        and "  could not be scored: 9 x the task returned None" in out
-    )
-    written = json.loads(Path("solved/answers.jsonl").read_text().splitlines()[2])["completion"]
-    assert f"  1. {written.strip()!r}; could not be scored: the task returned None" in out
+    assert 'request 3: {"prompt": "zzz", "word": "z"}\n' in out
+    assert "  could not be scored: 9 x the task returned None" in out
     answers = [json.loads(line) for line in Path("solved/answers.jsonl").read_text().splitlines()]
+    assert f"  1. {answers[2]['completion'].strip()!r}; could not be scored: the task returned None" in out
     assert [(a["request"], a["success"], a["reason"][:5]) for a in answers] == [
         (1, True, ""), (2, False, "never"), (3, None, "the t")
     ]  # fmt: skip
@@ -170,8 +160,7 @@ def test_mistakes_are_one_line_before_the_model_is_loaded(my_task, capsys, monke
     Path("empty.txt").write_text("\n \n")
     Path("bad.jsonl").write_text('{"text": "ab"}\n\nnot JSON\n')
     Path("text.jsonl").write_text('{"text": 3}\n')
-    code, _, err = said(capsys, "solve", *TINY, *words)
-    assert code == 2 and message in err and len(err.splitlines()) == 1, err
+    assert message in refused(capsys, "solve", *TINY, *words)
 
 
 @pytest.mark.parametrize(
@@ -183,8 +172,7 @@ def test_mistakes_are_one_line_before_the_model_is_loaded(my_task, capsys, monke
     ],
 )
 def test_a_model_needs_a_task(my_task, capsys, words, message):
-    code, _, err = said(capsys, "solve", *words)
-    assert code == 2 and message in err and len(err.splitlines()) == 1, err
+    assert message in refused(capsys, "solve", *words)
 
 
 def test_a_text_that_is_not_understood_names_its_line(tmp_path, capsys, monkeypatch):

@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from tests.support.run_folders import before_and_after, write_run
+from tests.support.commands import refused
+from tests.support.run_folders import before_and_after, edited, write_run
 from trl_grpo_tasks.commands.lock import PATIENCE, locked, running_process
 from trl_grpo_tasks.commands.main import main
 
@@ -59,21 +60,19 @@ def test_several_runs_and_an_evaluation(tmp_path, capsys):
 @pytest.mark.parametrize(("words", "complaint"), [([], "give RUN"), (["missing"], "missing: folder not found")])
 def test_wrong_words(tmp_path, capsys, monkeypatch, words, complaint):
     monkeypatch.chdir(tmp_path)
-    assert main(["report", "--status", *words]) == 2
-    assert complaint in capsys.readouterr().err
+    assert complaint in refused(capsys, "report", "--status", *words)
 
 
 def test_hostile_files_are_printed_safely_or_refused(tmp_path, capsys):
     folder = write_run(tmp_path)
-    settings = json.loads((folder / "settings.json").read_text())
-    settings["model"]["name"] = "\x1b[31mred\nline"
-    (folder / "settings.json").write_text(json.dumps(settings))
+    with edited(folder / "settings.json") as settings:
+        settings["model"]["name"] = "\x1b[31mred\nline"
     (folder / "outcome.json").write_text('{"best_by": "\\u001b[2J"}')
     text = said(capsys, folder)
     assert "\x1b" not in text and "red\\nline" in text
     (folder / "outcome.json").write_text("[]")
-    assert main(["report", "--status", str(folder)]) == 2
-    assert "outcome.json is damaged: its content must be an object" in capsys.readouterr().err
+    err = refused(capsys, "report", "--status", str(folder))
+    assert "outcome.json is damaged: its content must be an object" in err
 
 
 def test_who_holds_a_lock_is_found_without_taking_it(tmp_path):

@@ -1,11 +1,8 @@
 """Whole runs: cold start, evaluation, GRPO, report; resumed, with adapters, quantised, in two processes."""
 
 import json
-import os
-import re
 import shutil
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +10,9 @@ import pytest
 import torch
 from accelerate import PartialState
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-from tests.support import forked
+from tests.support.commands import refused
 from tests.support.exhaustive import exhaustive_but
 from tests.support.gguf_file import write_gguf
 from tests.support.paths import ROOT
@@ -23,7 +20,6 @@ from tests.support.quantised import needs_bitsandbytes, quantization
 from tests.support.training import toy_trainer
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.arguments import parse
-from trl_grpo_tasks.commands.task_template import MyTask
 from trl_grpo_tasks.evaluation import evaluate
 from trl_grpo_tasks.models.loading import load_model, save_merged
 
@@ -55,6 +51,26 @@ def metrics(folder):
     return [json.loads(line) for line in (Path(folder) / "training_metrics.jsonl").read_text().splitlines()]
 
 
+def completions(folder, evaluation, name="results.json"):
+    return [sample["completion"] for sample in results(folder, name)[evaluation]["samples"]]
+
+
+def saved(folder):
+    """The weights of a model or adapter folder."""
+    return next(load_file(folder / name) for name in ("model.safetensors", "adapter_model.safetensors")
+                if (folder / name).is_file())  # fmt: skip
+
+
+def base_of(adapter):
+    return json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"]
+
+
+def assert_same_weights(one, other):
+    """Two folders of models or adapters, bit for bit."""
+    ours, theirs = saved(one), saved(other)
+    assert ours.keys() == theirs.keys() and all(value.equal(theirs[name]) for name, value in ours.items())
+
+
 WHOLE = {"cold_start_steps": 12, "constrain": True, "beta": 0.02, "samples": 4, "eval_rows": 6}
 
 
@@ -81,9 +97,8 @@ def test_a_whole_run_leaves_everything_a_person_needs(whole_run, capsys):
     assert [line["step"] for line in lines] == [1, 2, 3]
     for line in lines:
         assert line["rewards/valid/mean"] == 1 and 0 < line["constraint/allowed_mass"] < 1
-        assert line["reward"] == pytest.approx(
-            0.3 * line["rewards/letters/mean"] + line["rewards/exact/mean"], abs=1e-5
-        )
+        expected = 0.3 * line["rewards/letters/mean"] + line["rewards/exact/mean"]
+        assert line["reward"] == pytest.approx(expected, abs=1e-5)
     evaluations = results(whole_run)
     assert list(evaluations) == ["cold start", "GRPO"]
     for evaluation in evaluations.values():
@@ -92,24 +107,21 @@ def test_a_whole_run_leaves_everything_a_person_needs(whole_run, capsys):
     assert settings["task"]["name"] == "my_task" and settings["run"]["cold_start_steps"] == 12
     assert settings["training"]["beta"] == 0.02 and settings["training"]["constrain"] is True
     assert settings["training"]["temperature"] == 1.0, "TRL's default is recorded too"
-    cold, trained = (load_file(folder / "model.safetensors") for folder in (whole_run / "cold_start", whole_run))
+    cold, trained = saved(whole_run / "cold_start"), saved(whole_run)
     assert any(not value.equal(trained[name]) for name, value in cold.items()), "GRPO moved nothing"
 
 
-def test_the_report_opens_from_disk(whole_run):
-    page = (whole_run / "report.html").read_text()
-    assert not re.search(r"""(src|href)\s*=\s*['"]?(?!data:)|https?://|@import|url\(""", page)
-    assert "cold start" in page and "GRPO" in page and page.count("<polyline") >= 3
-    assert page.count("<div class=pair>") == 6 and "constraint/allowed_mass" in page
-    metrics_after = results(whole_run)["GRPO"]["metrics"]
-    for name in metrics_after.keys() - {"pass@1", "max@1", "unscored"}:  # the first two are success and reward again
-        assert name in page and f"{metrics_after[name]:.3f}" in page
+class CtrlC(TrainerCallback):
+    """In the second step, which has been logged but not saved."""
+
+    def on_log(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            raise KeyboardInterrupt
 
 
 def test_resuming_repeats_neither_cold_start_nor_the_first_evaluation(whole_run, tmp_path, capsys, monkeypatch):
-    """The run is stopped in its second step, which has been logged but not saved."""
     stopped = tmp_path / "stopped"
-    monkeypatch.setattr(run, "CONSOLE_METRICS", _StopAt(step=2))
+    monkeypatch.setattr(run, "run_training", partial(run.run_training, callbacks=[CtrlC()]))
     assert run.main(words(stopped, **WHOLE)) == 130
     err = capsys.readouterr().err
     assert err.startswith(f"stopped; {stopped / 'checkpoint-1'} is complete; to resume:\n") and "Traceback" not in err
@@ -124,37 +136,13 @@ def test_resuming_repeats_neither_cold_start_nor_the_first_evaluation(whole_run,
     assert evaluated == ["GRPO"]
     assert _timeless(results(stopped)) == _timeless(results(whole_run))
     assert metrics(stopped) == metrics(whole_run)
-    again, wanted = (load_file(folder / "model.safetensors") for folder in (stopped, whole_run))
-    assert all(value.equal(again[name]) for name, value in wanted.items())
-
-
-class _StopAt(tuple):
-    """Metric names for the console that, asked for at some step, stop the run: Ctrl-C, at a known moment."""
-
-    def __new__(cls, step):
-        stop = super().__new__(cls, run.CONSOLE_METRICS)
-        stop.left = step
-        return stop
-
-    def __iter__(self):
-        self.left -= 1
-        if not self.left:
-            raise KeyboardInterrupt
-        return super().__iter__()
+    assert_same_weights(stopped, whole_run)
 
 
 def _timeless(evaluations):
     for evaluation in evaluations.values():
         evaluation["metrics"].pop("seconds")
     return evaluations
-
-
-def test_resuming_a_finished_run_changes_nothing(whole_run, capsys):
-    before, lines = load_file(whole_run / "model.safetensors"), metrics(whole_run)
-    train(whole_run, resume=True, **WHOLE)
-    after = load_file(whole_run / "model.safetensors")
-    assert all(value.equal(after[name]) for name, value in before.items()) and metrics(whole_run) == lines
-    assert list(results(whole_run)) == ["cold start", "GRPO"] and "GRPO 1/3" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("changed", [{}, {"eval_rows": 4}, {"temperature": 0.5}, {"top_k": 2}, {"constrain": False},
@@ -188,16 +176,11 @@ def test_what_a_run_began_with_is_not_replaced_when_it_goes_on(whole_run, capsys
 
 def test_a_finished_run_is_evaluated_without_touching_its_results(whole_run, capsys):
     kept = (whole_run / "results.json").read_bytes()
-    train(
-        whole_run,
-        eval_only=True,
-        model_name_or_path=str(whole_run),
-        **{k: v for k, v in WHOLE.items() if "cold" not in k},
-    )
-    (evaluation,) = results(whole_run, "evaluation.json").values()
-    assert evaluation["name"] == "model" and (whole_run / "results.json").read_bytes() == kept
-    expected = results(whole_run)["GRPO"]
-    assert [s["completion"] for s in evaluation["samples"]] == [s["completion"] for s in expected["samples"]]
+    options = {name: value for name, value in WHOLE.items() if "cold" not in name}
+    train(whole_run, eval_only=True, model_name_or_path=str(whole_run), **options)
+    assert list(results(whole_run, "evaluation.json")) == ["model"]
+    assert (whole_run / "results.json").read_bytes() == kept
+    assert completions(whole_run, "model", "evaluation.json") == completions(whole_run, "GRPO")
     assert "GRPO 1/3" not in capsys.readouterr().out
 
 
@@ -205,7 +188,7 @@ def test_a_finished_run_is_evaluated_without_touching_its_results(whole_run, cap
 
 
 def test_a_lora_run_saves_an_adapter(adapter):
-    weights = load_file(adapter / "adapter_model.safetensors")
+    weights = saved(adapter)
     adapted = {word for name in weights for word in name.split(".") if word.endswith("_proj")}
     assert not (adapter / "model.safetensors").exists()
     assert adapted == {"q_proj"}, "a single name, of which TRL makes a pattern"
@@ -222,8 +205,8 @@ def test_merged_weights_are_those_of_the_adapter(adapter, tmp_path, capsys):
     assert not (tmp_path / "adapter_config.json").exists() and AutoTokenizer.from_pretrained(tmp_path)
     moved = merged.state_dict()["model.layers.0.self_attn.q_proj.weight"]
     assert not moved.equal(base["model.layers.0.self_attn.q_proj.base_layer.weight"]), "nothing was merged"
-    assert run.main(words(tmp_path / "none", save_merged=True)) == 2
-    assert "--save_merged: there is no adapter to merge" in capsys.readouterr().err
+    err = refused(capsys, "train", *words(tmp_path / "none", save_merged=True))
+    assert "--save_merged: there is no adapter to merge" in err
 
 
 def test_the_card_of_a_checkpoint_is_ours(tiny_path, tmp_path):
@@ -235,11 +218,9 @@ def test_the_card_of_a_checkpoint_is_ours(tiny_path, tmp_path):
 
 def test_an_adapter_is_evaluated_and_trained_further(adapter, tmp_path):
     train(tmp_path / "eval", eval_only=True, model_name_or_path=str(adapter))
-    evaluated = results(tmp_path / "eval", "evaluation.json")["model"]
-    expected = results(adapter)["GRPO"]
-    assert [s["completion"] for s in evaluated["samples"]] == [s["completion"] for s in expected["samples"]]
+    assert completions(tmp_path / "eval", "model", "evaluation.json") == completions(adapter, "GRPO")
     train(tmp_path / "on", model_name_or_path=str(adapter), beta=0.1, constrain=True, **LORA)
-    first, second = (load_file(folder / "adapter_model.safetensors") for folder in (adapter, tmp_path / "on"))
+    first, second = saved(adapter), saved(tmp_path / "on")
     assert first.keys() == second.keys() and any(not value.equal(second[name]) for name, value in first.items())
     assert list(results(tmp_path / "on")) == ["before", "GRPO"]
 
@@ -254,38 +235,29 @@ def continued(tmp_path_factory):
 
 @pytest.mark.filterwarnings("error:.*base_model_name_or_path. was renamed")
 def test_grpo_trains_the_adapter_of_the_cold_start_further(continued, tmp_path):
-    configs = [
-        json.loads((path / "adapter_config.json").read_text()) for path in (continued / "cold_start", continued)
-    ]
-    assert {one["base_model_name_or_path"] for one in configs} == {str(continued / "base_model")}
-    start, end = (load_file(path / "adapter_model.safetensors") for path in (continued / "cold_start", continued))
+    for folder in (continued / "cold_start", continued):
+        assert base_of(folder) == str(continued / "base_model")
+    start, end = saved(continued / "cold_start"), saved(continued)
     assert start.keys() == end.keys()
     assert all(start[name].any() and not end[name].equal(start[name]) for name in start if "lora_B" in name)
     divergences = [line["kl"] for line in metrics(continued)]
-    assert divergences[0] == pytest.approx(0, abs=1e-7) and divergences[-1] > 1e-6, (
-        "the reference is the adapter as it was when GRPO began"
-    )
+    assert divergences[0] == pytest.approx(0, abs=1e-7) and divergences[-1] > 1e-6, "the reference is the first one"
     train(tmp_path, eval_only=True, model_name_or_path=str(continued / "cold_start"), eval_rows=4)
-    evaluated, expected = results(tmp_path, "evaluation.json")["model"], results(continued)["cold start"]
-    assert [s["completion"] for s in evaluated["samples"]] == [s["completion"] for s in expected["samples"]]
+    assert completions(tmp_path, "model", "evaluation.json") == completions(continued, "cold start")
 
 
 def test_a_continued_adapter_resumes_bit_for_bit(continued, tmp_path):
     shutil.copytree(continued, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoint-3")
     train(tmp_path / "run", resume=True, **CONTINUED)
-    again, wanted = (load_file(path / "adapter_model.safetensors") for path in (tmp_path / "run", continued))
-    assert all(value.equal(again[name]) for name, value in wanted.items())
+    assert_same_weights(tmp_path / "run", continued)
     assert metrics(tmp_path / "run") == metrics(continued)
 
 
 def test_a_cold_start_of_an_adapter_trains_it_further(adapter, tmp_path):
     train(tmp_path, model_name_or_path=str(adapter), cold_start_steps=2, max_steps=1, **UNEVALUATED)
-    base = json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"]
-    assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == base
-    given, cold, end = (
-        load_file(path / "adapter_model.safetensors") for path in (adapter, tmp_path / "cold_start", tmp_path)
-    )
+    assert base_of(tmp_path) == base_of(adapter)
+    given, cold, end = map(saved, (adapter, tmp_path / "cold_start", tmp_path))
     assert given.keys() == cold.keys() == end.keys()
     assert all(not cold[name].equal(value) and not end[name].equal(cold[name]) for name, value in given.items())
 
@@ -298,7 +270,7 @@ def test_an_eight_bit_optimizer(tmp_path):
     train(tmp_path, optim="adamw_8bit", **UNEVALUATED)
     state = torch.load(tmp_path / "checkpoint-3" / "optimizer.pt", weights_only=True)
     assert state["state"] and not (tmp_path / "results.json").exists()
-    base, trained = (load_file(folder / "model.safetensors") for folder in (tmp_path / "base_model", tmp_path))
+    base, trained = saved(tmp_path / "base_model"), saved(tmp_path)
     assert any(not value.equal(trained[name]) for name, value in base.items())
 
 
@@ -316,9 +288,7 @@ def test_qlora_with_a_constraint(tmp_path, monkeypatch):
     )
     train(tmp_path / "q", load_in_4bit=True, constrain=True, **LORA)
     assert quantized == ["LlamaForCausalLM"] * 2, "once to evaluate, once to train"
-    assert any(
-        value.any() for n, value in load_file(tmp_path / "q" / "adapter_model.safetensors").items() if "lora_B" in n
-    )
+    assert any(value.any() for name, value in saved(tmp_path / "q").items() if "lora_B" in name)
     assert all(line["rewards/valid/mean"] == 1 for line in metrics(tmp_path / "q"))
     train(tmp_path / "on", load_in_4bit=True, constrain=True, model_name_or_path=str(tmp_path / "q"), **LORA)
     assert len(quantized) == 4
@@ -330,14 +300,13 @@ def test_qlora_with_a_constraint(tmp_path, monkeypatch):
 def test_a_cold_start_on_quantised_weights_is_an_adapter_that_grpo_trains_further(tmp_path, bits):
     options = {f"load_in_{bits}bit": True, "cold_start_steps": 12, "beta": 0.1, **LORA}
     train(tmp_path, save_merged=True, **options)
-    start, end = (load_file(folder / "adapter_model.safetensors") for folder in (tmp_path / "cold_start", tmp_path))
+    start, end = saved(tmp_path / "cold_start"), saved(tmp_path)
     assert start.keys() == end.keys() and {weight.dtype for weight in end.values()} == {torch.float32}
     assert all(start[name].any() and not end[name].equal(start[name]) for name in start if "lora_B" in name)
     assert list(results(tmp_path)) == ["cold start", "GRPO"]
-    base, merged = (load_file(tmp_path / name / "model.safetensors") for name in ("base_model", "merged"))
+    base, merged = saved(tmp_path / "base_model"), saved(tmp_path / "merged")
     assert {name.split(".")[-2] for name in base if not merged[name].equal(base[name])} == {"q_proj"}
-    adapter = json.loads((tmp_path / "adapter_config.json").read_text())
-    assert adapter["base_model_name_or_path"] == str(tmp_path / "base_model")
+    assert base_of(tmp_path) == str(tmp_path / "base_model")
     written = (tmp_path / "cold_start" / "adapter_model.safetensors").stat().st_mtime_ns
     train(tmp_path, resume=True, **(options | {"max_steps": 4}))
     assert (tmp_path / "cold_start" / "adapter_model.safetensors").stat().st_mtime_ns == written
@@ -347,7 +316,7 @@ def test_a_cold_start_on_quantised_weights_is_an_adapter_that_grpo_trains_furthe
 @pytest.mark.parametrize("bits", exhaustive_but([4], [4, 8]))
 def test_a_model_that_is_stored_quantised(adapter, tmp_path, capsys, bits):
     stored = tmp_path / "stored"
-    base = json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"]
+    base = base_of(adapter)
     model = AutoModelForCausalLM.from_pretrained(base, quantization_config=quantization(bits))
     model.save_pretrained(stored)
     AutoTokenizer.from_pretrained(base).save_pretrained(stored)
@@ -364,8 +333,7 @@ def test_a_model_that_is_stored_quantised(adapter, tmp_path, capsys, bits):
         ({"save_merged": True, **LORA}, f"--save_merged: the weights of {stored} are stored quantised"),
     ):
         capsys.readouterr()
-        assert run.main(words(tmp_path / "refused", model_name_or_path=str(stored), **mistake)) == 2
-        error = capsys.readouterr().err
+        error = refused(capsys, "train", *words(tmp_path / "refused", model_name_or_path=str(stored), **mistake))
         assert message in error and len(error.splitlines()) == 1
 
 
@@ -377,31 +345,3 @@ def test_a_run_from_a_gguf_file(tmp_path):
     train(tmp_path / "run", model_name_or_path=str(tmp_path / "small.gguf"), beta=0.1, max_steps=2)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "run").config.vocab_size == 261
     assert all("kl" in line for line in metrics(tmp_path / "run"))
-
-
-@pytest.mark.exhaustive
-def test_wandb_gets_the_components_by_name(tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
-    environment = os.environ | {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}
-    typed = words(tmp_path / "run", report_to="wandb", eval_before_and_after=False, constrain=True)
-    forked.python(ROOT / "train.py", *typed, cwd=tmp_path, env=environment, check=True)
-    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    logged = file.read_bytes()
-    for name in [*MyTask.weights, "valid", "success"]:
-        assert f"train/rewards/{name}/mean".encode() in logged, name
-    assert b"train/constraint/allowed_mass" in logged and b"train/pass@4" in logged
-
-
-@pytest.mark.exhaustive
-def test_two_processes_of_accelerate(tmp_path):
-    """--multi_gpu is how accelerate is told to start more than one process; --use_cpu has them talk through gloo."""
-    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    options = words(tmp_path / "run", cold_start_steps=3, constrain=True, per_device_train_batch_size=4)
-    done = subprocess.run([sys.executable, *launch, str(ROOT / "train.py"), *options],
-                          capture_output=True, text=True, cwd=tmp_path, env=environment)  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("report: ") == 1 and done.stdout.count("task my_task 1") == 1
-    assert list(results(tmp_path / "run")) == ["cold start", "GRPO"]
-    assert (tmp_path / "run" / "checkpoint-3" / "task_state_1.pt").is_file(), "there was one process only"
-    AutoModelForCausalLM.from_pretrained(tmp_path / "run")

@@ -30,15 +30,9 @@ def sample(success, total=0.0, tokens=3, cut_off=False, **components):
 
 def test_metrics_of_samples_made_by_hand():
     unscored = Sample({"prompt": "p"}, "text", 8, None, "the worker died", cut_off=True)
-    samples = [
-        *(
-            sample(True, 1.0, 2, match=1.0),
-            sample(False, 0.5, 4, match=0.5),
-            sample(False, 0.0, 8, True, match=0.0),
-            unscored,
-        ),
-        *(sample(False, 0.0, 2, match=0.0, extra=2.0) for _ in range(4)),
-    ]
+    samples = [sample(True, 1.0, 2, match=1.0), sample(False, 0.5, 4, match=0.5)]
+    samples += [sample(False, 0.0, 8, True, match=0.0), unscored]
+    samples += [sample(False, 0.0, 2, match=0.0, extra=2.0)] * 4
     metrics, _ = summarise(samples, num_samples=4)
     assert metrics["success"] == pytest.approx(1 / 7) and metrics["valid"] == 1
     assert metrics["reward"] == pytest.approx(1.5 / 7) and metrics["match"] == pytest.approx(1.5 / 7)
@@ -197,16 +191,14 @@ def test_an_interrupted_evaluation_resumes(loaded, tmp_path):
             assert len(file.read_text().splitlines()) == 10
             file.write_text(file.read_text() + '{"row": {"prompt"')
         counted = StopsAfter(executor, 99)
-        again = evaluate(
-            "a", model, tokenizer, TASK, ROWS, executor=counted, kept=KeptSamples(file, settings), **options
-        )
+        options["kept"] = KeptSamples(file, settings)
+        again = evaluate("a", model, tokenizer, TASK, ROWS, executor=counted, **options)
         assert counted.left == 96 and again.samples == whole.samples
         assert again.metrics | {"seconds": 0} == whole.metrics | {"seconds": 0}
-        evaluate("a", model, tokenizer, TASK, ROWS, executor=StopsAfter(executor, 0), kept=KeptSamples(file, settings),
-                 **options)  # fmt: skip
-        with pytest.raises(KeyboardInterrupt):  # with other settings, no kept sample is reused
-            evaluate("a", model, tokenizer, TASK, ROWS, executor=StopsAfter(executor, 0),
-                     kept=KeptSamples(file, {"seed": 4}), **options)  # fmt: skip
+        evaluate("a", model, tokenizer, TASK, ROWS, executor=StopsAfter(executor, 0), **options)
+        options["kept"] = KeptSamples(file, {"seed": 4})  # with other settings, no kept sample is reused
+        with pytest.raises(KeyboardInterrupt):
+            evaluate("a", model, tokenizer, TASK, ROWS, executor=StopsAfter(executor, 0), **options)
 
 
 @pytest.mark.parametrize("line", [b"[1]", b'{"row": {}, "unheard_of": 1}', b"\xff\xfe"])

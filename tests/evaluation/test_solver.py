@@ -151,16 +151,10 @@ def test_nothing_that_is_unverifiable_is_a_success():
     assert solution.failures.total() == 16
 
 
-def test_a_verifier_that_dies_or_hangs_could_not_judge(wild):
-    """In workers: a crash, a hang beyond its own limit, and one beyond the limit of the request."""
+def test_a_verifier_that_hangs_could_not_judge(wild):
+    """In a worker: beyond the limit of the request."""
     row = {"prompt": "x"}
     ready = SimpleNamespace(tokenizer=None, config=None, constraint=None)
-    with RewardExecutor(wild, 2, timeout=1.0) as executor:
-        for text, said in (("exit", "exited"), ("hang", "timed out after 1 s")):
-            solution = Solver(wild, Scripted(lambda text=text: text), ready, executor)(row, 3)
-            assert not solution.solved and not solution.failures, solution
-            assert said in next(iter(solution.unscored)), solution.unscored
-            assert solution.unscored.total() == 3
     texts = iter(f"hang {n}" for n in range(100))
     with RewardExecutor(wild, 1, timeout=60.0) as executor:
         solver = Solver(wild, Scripted(lambda: next(texts)), ready, executor)

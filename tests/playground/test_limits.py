@@ -16,7 +16,7 @@ from trl_grpo_tasks.constraints.budget import LIMIT
 from trl_grpo_tasks.registry import TASKS, get_task
 from trl_grpo_tasks.serving import served_task
 
-GRADIO = "/gradio_api"
+GRADIO, JSON = "/gradio_api", {"Content-Type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +41,7 @@ def post(address, path, body, **headers):
 
 
 def test_requests_of_the_page_are_answered(address):
-    assert (
-        post(address, "/call/upper", json.dumps({"data": ["a"]}), **{"Content-Type": "application/json"}).status == 200
-    )
+    assert post(address, "/call/upper", json.dumps({"data": ["a"]}), **JSON).status == 200
 
 
 def test_files_are_not_taken(address):
@@ -65,9 +63,7 @@ def test_a_large_body_is_refused_before_it_is_sent(address, length):
 def test_a_large_body_of_unknown_length_is_refused_too(address):
     connection = http.client.HTTPConnection(address, timeout=30)
     chunks = iter([b"0" * 2**18] * 8)
-    connection.request(
-        "POST", f"{GRADIO}/queue/join", chunks, {"Content-Type": "application/json"}, encode_chunked=True
-    )
+    connection.request("POST", f"{GRADIO}/queue/join", chunks, JSON, encode_chunked=True)
     assert connection.getresponse().status == 413
 
 

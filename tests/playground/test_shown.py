@@ -1,12 +1,12 @@
 """HTML of the playground: whatever a model wrote stays text, and is cut to a maximum length."""
 
 import io
-from html.parser import HTMLParser
 
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.report.test_page import Balance
 from trl_grpo_tasks.evaluation.samples import Sample
 from trl_grpo_tasks.evaluation.solution import Solution
 from trl_grpo_tasks.playground import shown
@@ -17,32 +17,19 @@ texts = st.one_of(st.text(max_size=30), st.sampled_from([EVIL, "</div>", '" onlo
 OURS = {"div", "span", "p", "table", "tr", "th", "td", "code", "b", "i", "details", "summary", "img", "iframe", "h2"}
 
 
-class Reader(HTMLParser):
-    """Collects the text; fails for a tag or an attribute that is not ours, and for tags that do not match."""
-
-    def __init__(self):
-        super().__init__()
-        self.text, self.open = "", []
+class Reader(Balance):
+    """Fails also for a tag or an attribute that is not ours."""
 
     def handle_starttag(self, tag, attributes):
         assert tag in OURS, tag
         assert {name for name, _ in attributes} <= {"class", "style", "title", "alt", "src", "sandbox", "srcdoc"}
-        if tag != "img":
-            self.open.append(tag)
+        super().handle_starttag(tag, attributes)
 
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
+    handle_startendtag = handle_starttag
 
 
 def text_of(page):
-    reader = Reader()
-    reader.feed(page)
-    reader.close()
-    assert reader.open == []
-    return reader.text
+    return "".join(Reader(page).text)
 
 
 def step(token, probability=0.5, allowed=9, written=None):

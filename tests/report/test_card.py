@@ -12,7 +12,8 @@ from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from PIL import Image
 
-from tests.support.run_folders import BrokenTask, PngTask, before_and_after, evaluation, write_run
+from tests.support.adapters import save_adapter
+from tests.support.run_folders import BrokenTask, PngTask, before_and_after, edited, evaluation, write_run
 from tests.support.toy import ToyTask
 from trl_grpo_tasks.commands.task_template import MyTask
 from trl_grpo_tasks.models.tiny import save_tiny
@@ -26,16 +27,10 @@ def load(path):
     return card
 
 
-def settings_of(folder, **model):
-    path = folder / "settings.json"
-    settings = json.loads(path.read_text())
-    settings["model"] |= model
-    path.write_text(json.dumps(settings))
-
-
 def test_the_card_of_a_run_with_pictures(tmp_path):
     folder = write_run(tmp_path / "run", evaluations=before_and_after())
-    settings_of(folder, name="Qwen/Qwen2.5-0.5B-Instruct")
+    with edited(folder / "settings.json") as settings:
+        settings["model"]["name"] = "Qwen/Qwen2.5-0.5B-Instruct"
     card = load(write_card(folder, PngTask(), "user/letters"))
     assert card.data.library_name == "transformers" and card.data.base_model == "Qwen/Qwen2.5-0.5B-Instruct"
     assert {"trl", "grpo", "trl-grpo-tasks", "toy"} <= set(card.data.tags) and card.data.model_name == "letters"
@@ -105,20 +100,15 @@ def test_the_snippet_runs_for_whole_weights(tmp_path, capsys, kind):
 
 
 def test_the_snippet_runs_for_an_adapter(tmp_path, tiny_path, capsys):
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     folder = write_run(tmp_path / "adapter", evaluations=before_and_after())
-    config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
-    get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_path), config).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tiny_path).save_pretrained(folder)
+    save_adapter(tiny_path, folder)
     card = load(write_card(folder, ToyTask(), str(folder)))
     assert card.data.library_name == "peft" and card.data.base_model is None and "lora" in card.data.tags
     assert "needs a base model that is not on the Hub" in card.text
     exec(snippet(card), {})
     assert capsys.readouterr().out.endswith("\n")
-    path = folder / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": "org/base"}))
+    with edited(folder / "adapter_config.json") as config:
+        config["base_model_name_or_path"] = "org/base"
     card = load(write_card(folder, ToyTask(), "user/letters"))
     assert card.data.base_model == "org/base" and "An adapter for [org/base]" in card.text
     assert "not on the Hub" not in card.text
@@ -138,10 +128,9 @@ def test_what_a_model_wrote_is_text_and_not_markdown(tmp_path, fence):
         sample.row["prompt"], sample.completion = f"{HOSTILE} ``x`` {fence}", text
         sample.reason, sample.score["success"] = f"*why* `` ``` {HOSTILE}", False
     write_run(tmp_path, evaluations=made)
-    settings = json.loads((tmp_path / "settings.json").read_text())
-    settings["command"] += f" --system_prompt '{text}```\n# Evil'"
-    settings["training"]["component_weights"] = {f"a`|b\n{HOSTILE}": 1.0}
-    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    with edited(tmp_path / "settings.json") as settings:
+        settings["command"] += f" --system_prompt '{text}```\n# Evil'"
+        settings["training"]["component_weights"] = {f"a`|b\n{HOSTILE}": 1.0}
     card = write_card(tmp_path, ToyTask()).read_text()
     assert ModelCard(card).data.license is None
     card = card.split("---\n", 2)[2]
@@ -151,9 +140,8 @@ def test_what_a_model_wrote_is_text_and_not_markdown(tmp_path, fence):
     parts = [tmp_path.name, "Results", "Samples", "How to use it", *programs, "Training", "Licence", "Citation"]
     assert headings == parts
     inline = [child for token in tokens for child in token.children or ()]
-    assert {token.attrs["href"] for token in inline if token.type == "link_open"} == {
-        "https://github.com/huggingface/trl"
-    }
+    links = {token.attrs["href"] for token in inline if token.type == "link_open"}
+    assert links == {"https://github.com/huggingface/trl"}
     assert not [token for token in [*tokens, *inline] if token.type in ("html_block", "html_inline", "image")]
     shown = [token.content for token in tokens if token.type == "fence" and token.info == "text"]
     assert len(shown) == 6 and all(one == text.replace("\r\n", "\n") + "\n" for one in shown[1::2])
@@ -173,10 +161,9 @@ def parts_of(card):
 
 def run_with(folder, **training):
     write_run(folder, evaluations=before_and_after())
-    settings_of(folder, name="org/base")
-    settings = json.loads((folder / "settings.json").read_text())
-    settings["training"] |= training
-    (folder / "settings.json").write_text(json.dumps(settings))
+    with edited(folder / "settings.json") as settings:
+        settings["model"]["name"] = "org/base"
+        settings["training"] |= training
     return folder
 
 
@@ -198,9 +185,8 @@ def test_code_for_vllm_has_the_processor_only_under_a_constraint(tmp_path, const
     assert ("logits_processors=[PROCESSOR]" in code) == ('extra_args={"row"' in code) == constrain
     assert "temperature=0.7, top_k=5, max_tokens=9" in code and 'LLM("user/letters"' in code
     assert "do_sample=True, top_k=5, top_p=1.0, temperature=0.7, max_new_tokens=9" in parts["With transformers"]
-    assert (
-        "trl-grpo-tasks export-model letters\nollama create letters -f letters/gguf/Modelfile" in parts["With Ollama"]
-    )
+    ollama = "trl-grpo-tasks export-model letters\nollama create letters -f letters/gguf/Modelfile"
+    assert ollama in parts["With Ollama"]
     assert 'task = get_task("tests.support.toy")' in check_code(parts["With trl_grpo_tasks"])
 
 
@@ -232,9 +218,8 @@ def test_the_code_for_a_masked_language_model_runs(tmp_path, bert_path, capsys):
 
 def test_secrets_of_a_task_are_not_in_the_code_and_repair_is_explained(tmp_path):
     folder = run_with(tmp_path / "run", repair_turns=3)
-    settings = json.loads((folder / "settings.json").read_text())
-    settings["task"]["options"] = {"api_key": "...", "size": 3, "is_big": True}
-    (folder / "settings.json").write_text(json.dumps(settings))
+    with edited(folder / "settings.json") as settings:
+        settings["task"]["options"] = {"api_key": "...", "size": 3, "is_big": True}
     card = load(write_card(folder, ToyTask(), "user/letters"))
     assert "get_task(\"tests.support.toy\", {'size': 3, 'is_big': True})" in card.text
     assert "answer in up to 3 turns" in card.text

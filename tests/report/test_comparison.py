@@ -1,12 +1,11 @@
 """The page that compares runs."""
 
-import json
 import re
 
 import pytest
 
 from tests.report.test_page import browse, needs_browser
-from tests.support.run_folders import before_and_after, write_run
+from tests.support.run_folders import before_and_after, edited, write_run
 from trl_grpo_tasks.commands.main import main
 from trl_grpo_tasks.report.comparison import write_comparison
 
@@ -15,10 +14,9 @@ from trl_grpo_tasks.report.comparison import write_comparison
 def two_runs(tmp_path):
     first = write_run(tmp_path / "first", evaluations=before_and_after(), steps=40)
     second = write_run(tmp_path / "second", evaluations=before_and_after(), steps=25, finished=False)
-    settings = json.loads((second / "settings.json").read_text())
-    settings["training"] |= {"learning_rate": 0.5, "output_dir": "elsewhere"}
-    settings["model"]["name"] = "<b>other</b>"
-    (second / "settings.json").write_text(json.dumps(settings))
+    with edited(second / "settings.json") as settings:
+        settings["training"] |= {"learning_rate": 0.5, "output_dir": "elsewhere"}
+        settings["model"]["name"] = "<b>other</b>"
     (first / "report.html").write_text("report")
     return first, second
 

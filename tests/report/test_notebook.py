@@ -53,9 +53,8 @@ def test_the_figure_is_not_redrawn_all_the_time_nor_by_every_process(tmp_path, s
     log(curve, tmp_path)
     log(RewardCurve(), tmp_path, is_main=False)
     assert len(shown) == 1
-    curve.on_train_end(
-        SimpleNamespace(output_dir=str(tmp_path)), SimpleNamespace(is_world_process_zero=True, max_steps=10), None
-    )
+    state = SimpleNamespace(is_world_process_zero=True, max_steps=10)
+    curve.on_train_end(SimpleNamespace(output_dir=str(tmp_path)), state, None)
     assert len(shown) == 2
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.browser import BROWSER, needs_browser
+from tests.support.commands import refused
 from tests.support.run_folders import COMMAND, BrokenTask, PngTask, before_and_after, evaluation, png, write_run
 from tests.support.toy import ToyTask
 from trl_grpo_tasks.commands import main as cli
@@ -32,6 +33,7 @@ class Balance(html.parser.HTMLParser):
         super().__init__()
         self.open, self.text, self.tags = [], [], []
         self.feed(page)
+        self.close()
         assert not self.open, self.open
 
     def handle_starttag(self, tag, attributes):
@@ -275,14 +277,12 @@ def test_the_command_finds_a_built_in_task_by_itself(tmp_path, monkeypatch, caps
 )
 def test_folders_that_the_command_rejects(tmp_path, capsys, make, message):
     make(tmp_path / "run")
-    assert cli.main(["report", str(tmp_path / "run")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ") and message in line
+    assert message in refused(capsys, "report", tmp_path / "run")
 
 
 def test_options_without_a_task_are_refused(tmp_path, capsys):
-    assert cli.main(["report", str(write_run(tmp_path / "run")), "--success_iou", "1"]) == 2
-    assert "to set options of a task, name it with --task" in capsys.readouterr().err
+    err = refused(capsys, "report", str(write_run(tmp_path / "run")), "--success_iou", "1")
+    assert "to set options of a task, name it with --task" in err
 
 
 def test_the_page_is_refreshed_but_not_too_often(tmp_path, monkeypatch):

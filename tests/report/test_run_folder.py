@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from trl_grpo_tasks.commands.main import main
+from tests.support.commands import refused
 from trl_grpo_tasks.report.run_folder import RESULTS_FILE, SETTINGS_FILE, RunFolder, settings_of
 
 SAMPLE = {"row": {"prompt": "p"}, "completion": "c", "tokens": 1, "score": None}
@@ -31,8 +31,7 @@ def test_settings_with_wrong_types(tmp_path, capsys, settings, problem):
         settings_of(tmp_path)
     assert f"{SETTINGS_FILE} is damaged: {problem}" in str(error.value) and "move it away" in str(error.value)
     for words in (["report", "--status"], ["report"], ["solve", "--text", "x"], ["play"]):
-        assert main([words[0], str(tmp_path), *words[1:]]) == 2
-        assert capsys.readouterr().err == f"error: {error.value}\n"
+        assert refused(capsys, words[0], str(tmp_path), *words[1:]) == f"error: {error.value}\n"
 
 
 @pytest.mark.parametrize(

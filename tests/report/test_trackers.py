@@ -142,9 +142,8 @@ print(json.dumps(said))
     assert json.loads(ended.stdout.splitlines()[-1]) == ["to watch the run: trackio show --project letters"]
     assert "Trackio" not in ended.stdout, "trackio's own messages must be suppressed"
     with sqlite3.connect(Path(os.environ["TRACKIO_DIR"]) / "letters.db") as data:
-        logged = [
-            bytes(line[0]).decode() for line in data.execute("select metrics from metrics where run_name='a run'")
-        ]
+        found = data.execute("select metrics from metrics where run_name='a run'")
+        logged = [bytes(line[0]).decode() for line in found]
     assert any('"train/rewards/match/mean"' in line for line in logged)
     assert any('"trackio.table"' in line and '"completion"' in line for line in logged)
     assert any('"samples/1":{"_type":"trackio.image"' in line for line in logged)
@@ -192,10 +191,8 @@ def test_a_trackio_server_that_is_killed_during_a_run_costs_one_message(tiny_pat
     assert len(said) == 2 and "to watch the run" in said[0]
     assert "could not be sent to the remote server" in said[1] and "saved locally" in said[1]
     assert "UserWarning" not in ended.stderr
-    steps = [
-        json.loads(line)["step"] for line in (tmp_path / "run" / "training_metrics.jsonl").read_text().splitlines()
-    ]
-    assert set(steps) == {1, 2, 3, 4}
+    lines = (tmp_path / "run" / "training_metrics.jsonl").read_text().splitlines()
+    assert {json.loads(line)["step"] for line in lines} == {1, 2, 3, 4}
 
 
 def test_the_default_is_trackio_where_it_is_installed(monkeypatch):
@@ -226,9 +223,8 @@ def test_a_tracker_that_fails_does_not_stop_training(tiny_path, tmp_path, monkey
     monkeypatch.setitem(trackers._SEND, "tensorboard", refuse)
     trainer, said = train(tiny_path, tmp_path, "tensorboard")
     assert trainer.state.global_step == 2
-    assert said == [
-        "samples could not be sent to the tracker (RuntimeError: no room left); training continues without them"
-    ]
+    problem = "samples could not be sent to the tracker (RuntimeError: no room left)"
+    assert said == [f"{problem}; training continues without them"]
 
 
 def test_pictures_are_of_different_prompts_and_take_at_most_two_percent_of_the_time(tiny_path, tmp_path, monkeypatch):
@@ -240,15 +236,11 @@ def test_pictures_are_of_different_prompts_and_take_at_most_two_percent_of_the_t
             now[0] += 0.5
             return png(3)
 
-    class Sent:
-        pictures = []
-
-    monkeypatch.setitem(
-        trackers._SEND, "tensorboard", lambda t, step, lines, images: Sent.pictures.append(len(images))
-    )
+    sent = []
+    monkeypatch.setitem(trackers._SEND, "tensorboard", lambda t, step, lines, images: sent.append(len(images)))
     monkeypatch.setattr(trackers.time, "monotonic", lambda: now[0])
     trainer, _ = train(tiny_path, tmp_path, "tensorboard", task=SlowTask())
-    assert Sent.pictures == [2, 0] and len({prompt for prompt, _ in drawn}) == 2 and set(dict(drawn)) <= set(ROWS)
+    assert sent == [2, 0] and len({prompt for prompt, _ in drawn}) == 2 and set(dict(drawn)) <= set(ROWS)
     now[0] += 51
     callback = trackers.TrackedSamples(trainer)
     assert len(callback._pictures(trainer.latest_samples())) == 2 and callback._next_pictures == now[0] + 50

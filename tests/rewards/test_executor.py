@@ -106,31 +106,30 @@ def test_options_and_a_relative_path_reach_the_workers(task_file, tmp_path, monk
         assert values(executor.submit([ROW], ["good"]).result()) == [2.5]
 
 
+class Handmade(Task):
+    """Scores with a function of the task and the completion."""
+
+    name, version, description = "handmade", "1", "has a function"
+    weights = {"value": 2.0}
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def score(self, row, completion):
+        return self.function(self, completion)
+
+
 def test_a_task_without_a_spec_is_pickled_and_sent_to_the_workers():
-    offset = 41
-
-    class Handmade(Task):
-        name, version, description = "handmade", "1", "closes over a local"
-        weights = {"value": 1.0}
-
-        def score(self, row, completion):
-            return self.make_score({"value": offset + len(completion)}, True, True)
-
-    with RewardExecutor(Handmade(), workers=1) as executor:
+    offset = 20  # a local, over which the function closes
+    task = Handmade(lambda task, text: task.make_score({"value": offset + len(text)}, True, True))
+    with RewardExecutor(task, workers=1) as executor:
         assert values(executor.submit([ROW], ["a"]).result()) == [42.0]
 
 
 def test_a_task_that_cannot_be_sent_says_what_to_do():
-    class Locked(Task):
-        name, version, description = "locked", "1", "holds a lock"
-        weights = {"value": 1.0}
-
-        def __init__(self):
-            super().__init__()
-            self.generator = (i for i in range(3))
-
-    with pytest.raises(TypeError, match=r"'locked' cannot be sent.*workers=0"):
-        RewardExecutor(Locked(), workers=1)
+    with pytest.raises(TypeError, match=r"'handmade' cannot be sent.*workers=0"):
+        RewardExecutor(Handmade(i for i in range(3)), workers=1)
 
 
 @pytest.mark.parametrize(
@@ -233,28 +232,15 @@ class NotAScore:
     ],
 )
 def test_an_invalid_score_becomes_none_with_a_reason(score, problem):
-    class Wrong(Task):
-        name, version, description = "wrong", "1", "returns what it is told"
-        weights = {"value": 2.0}
-
-        def score(self, row, completion):
-            return score
-
-    (outcome,) = RewardExecutor(Wrong()).submit([ROW], [""]).result()
+    (outcome,) = RewardExecutor(Handmade(lambda *_: score)).submit([ROW], [""]).result()
     assert outcome.score is None and problem in outcome.reason and f"(row {ROW})" in outcome.reason
 
 
 def test_numpy_numbers_become_plain_ones():
     import numpy as np
 
-    class Numeric(Task):
-        name, version, description = "numeric", "1", "scores with NumPy"
-        weights = {"value": 2.0}
-
-        def score(self, row, completion):
-            return self.make_score({"value": np.float32(0.1)}, np.bool_(True), np.float64(1) > 2)
-
-    (outcome,) = RewardExecutor(Numeric()).submit([ROW], [""]).result()
+    task = Handmade(lambda task, _: task.make_score({"value": np.float32(0.1)}, np.bool_(True), np.float64(1) > 2))
+    (outcome,) = RewardExecutor(task).submit([ROW], [""]).result()
     assert type(outcome.score.components["value"]) is float and type(outcome.score.total) is float
     assert outcome.score.valid is True and outcome.score.success is False
 

@@ -60,10 +60,8 @@ def test_a_worker_that_stops_in_the_middle_of_a_reply_is_replaced(wild, monkeypa
 
 def test_a_job_that_no_worker_began_survives_several_dead_workers(wild):
     with RewardExecutor(wild, workers=3) as executor:
-        pids = {
-            outcome.score.info["pid"]
-            for outcome in executor.submit([ROW] * 9, [f"pid {i}" for i in range(9)]).result()
-        }
+        outcomes = executor.submit([ROW] * 9, [f"pid {i}" for i in range(9)]).result()
+        pids = {outcome.score.info["pid"] for outcome in outcomes}
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
             assert is_gone(pid)
@@ -138,16 +136,10 @@ def start_script(tmp_path: Path, task_file: str, ending: str) -> tuple[subproces
             {ending}
         """)
     )
-    process = subprocess.Popen(
-        [sys.executable, str(script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env=with_package(),
-        # Background processes ignore SIGINT, and their children would inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    # Background processes ignore SIGINT, and their children would inherit that.
+    options = {"start_new_session": True, "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, str(script)], env=with_package(), **pipes, **options)
     pids = json.loads(process.stdout.readline() or process.stderr.read())
     assert len(pids) == 2
     return process, pids

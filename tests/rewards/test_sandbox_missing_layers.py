@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.prompt_files import from_rows, only_row
-from tests.support.sandboxed import dedent_run, run_script
+from tests.support.sandboxed import dedent_run, is_refused, run_script
 from trl_grpo_tasks.rewards import sandbox
 from trl_grpo_tasks.rewards.jail.layers import LAYERS
 from trl_grpo_tasks.rewards.sandbox import SandboxError, missing_layers, run_python, sandbox_layers
@@ -53,8 +53,7 @@ def test_root_without_the_uid_layer_has_no_capabilities(monkeypatch, tmp_path, k
     foreign.touch()
     os.chown(foreign, 12345, 12345)
     assert dedent_run(CAPABILITIES).stdout == "0x0 False\n"
-    code = f"import os\ntry: os.chown({str(foreign)!r}, 0, 0)\nexcept OSError: print('refused')"
-    assert run_python(code).stdout == "refused\n" and foreign.stat().st_uid == 12345
+    assert is_refused(f"os.chown({str(foreign)!r}, 0, 0)", "import os") and foreign.stat().st_uid == 12345
 
 
 FORKS = """
@@ -103,8 +102,7 @@ def test_an_interpreter_in_a_closed_folder_is_run_by_another_user_without_namesp
         closed = tmp_path / "closed"
         closed.touch()
         closed.chmod(0o600)
-        code = f"try: open({str(closed)!r})\nexcept OSError: print('refused')"
-        assert run_python(code).stdout == "refused\n"
+        assert is_refused(f"open({str(closed)!r})")
 
 
 def test_without_any_layer_the_tests_and_the_verdicts_cannot_be_reached(tmp_path):
@@ -171,12 +169,8 @@ def test_there_is_no_warning_if_no_layer_is_missing(monkeypatch, caplog, freshly
     assert missing_layers() == "" and caplog.messages == []
 
 
-CODE_ROW = {
-    "prompt": "double it",
-    "tests": ["assert f(2) == 4"],
-    "rewards": ["tests"],
-    "gold": "def f(x): return 2 * x",
-}
+CODE_ROW = {"prompt": "double it", "tests": ["assert f(2) == 4"], "rewards": ["tests"]}
+CODE_ROW["gold"] = "def f(x): return 2 * x"
 
 
 def test_require_sandbox_refuses_to_run_without_a_layer(monkeypatch, tmp_path):

@@ -124,14 +124,34 @@ def test_cheating_does_not_score(cheat):
     assert len(result.failures) == len(tests)
 
 
-def test_a_subclass_that_equals_everything_is_only_its_value():
-    assert run_tests(EVERYTHING_IS_EQUAL, ["assert add_int(1, 2) == 3", "assert add_int(1, 2) == 17"]).passed == 1
+OWN_MATH = "class math:\n    @staticmethod\n    def isclose(*args): return True\n    pi = 1\ndef f(): return 9.0\n"
+MATH_TESTS = ["assert math.isclose(f(), 3)", "assert math.isclose(f(), 9)", "assert math.pi == 1"]
+QUIET = "class Quiet:\n    def __enter__(self): return 3\n    def __exit__(self, *error): return True"
+PROGRAM = "def check(x): pass\nclass math:\n    isclose = lambda *a: True\nx = 5"
+VERDICTS = {  # the code, its tests, how many of them pass, their setup
+    "a subclass that equals everything is only its value": (
+        EVERYTHING_IS_EQUAL, ["assert add_int(1, 2) == 3", "assert add_int(1, 2) == 17"], 1, ""),
+    "a context manager of the code cannot suppress an assertion": (
+        QUIET, [f"with Quiet() as value:\n    assert value == {n}" for n in (3, 4)], 1, ""),
+    "a module that the tests do not import is the real one": (OWN_MATH, MATH_TESTS, 1, ""),
+    "also if the code has not imported it": ("def f(): return 9.0", MATH_TESTS, 1, ""),
+    "a name shared with a module is the code's if the module lacks the attribute": (
+        "class queue:\n    def push(x): return x\ndef statistics(xs): return sum(xs)\n",
+        ["assert queue.push(3) == 3", "assert statistics([1, 2]) == 3"], 2, ""),
+    "text that a test executes cannot replace functions and modules of the tests": (
+        f"def f(): return {PROGRAM!r}\ndef g(): return 9",
+        ["x = 3\nexec(f())\nassert x == 5", "check(g())", "assert math.isclose(g(), 3)"], 1,
+        "import math\ndef check(x): assert x == 3"),
+    "redefined builtins do not reach the tests": (
+        "def abs(x): return 0\ndef f(x): return 10.0", ["assert abs(f(2) - 3.14) < 1e-6"], 0, ""),
+}  # fmt: skip
 
 
-def test_a_context_manager_of_the_code_cannot_suppress_an_assertion():
-    code = "class Quiet:\n    def __enter__(self): return 3\n    def __exit__(self, *error): return True"
-    tests = ["with Quiet() as value:\n    assert value == 3", "with Quiet() as value:\n    assert value == 4"]
-    assert run_tests(code, tests).passed == 1
+@pytest.mark.parametrize("case", VERDICTS)
+def test_names_and_values_of_the_code_do_not_replace_those_of_the_tests(case):
+    code, tests, passed, setup = VERDICTS[case]
+    result = run_tests(code, tests, setup=setup)
+    assert result.passed == passed and len(result.failures) == len(tests) - passed, result.failures
 
 
 def test_the_verdicts_are_out_of_reach_in_a_host_with_many_open_files():
@@ -155,19 +175,6 @@ def test_the_verdicts_are_out_of_reach_in_a_host_with_many_open_files():
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_module_that_the_tests_do_not_import_is_the_real_one():
-    code = "class math:\n    @staticmethod\n    def isclose(*args): return True\n    pi = 1\ndef f(): return 9.0\n"
-    tests = ["assert math.isclose(f(), 3)", "assert math.isclose(f(), 9)", "assert math.pi == 1"]
-    result = run_tests(code, tests)
-    assert result.passed == 1 and len(result.failures) == 2, result.failures
-    assert run_tests("def f(): return 9.0", tests).passed == 1  # whether or not the code has imported it
-
-
-def test_a_name_shared_with_a_module_is_the_codes_if_the_module_lacks_the_attribute():
-    code = "class queue:\n    def push(x): return x\ndef statistics(xs): return sum(xs)\n"
-    assert run_tests(code, ["assert queue.push(3) == 3", "assert statistics([1, 2]) == 3"]).failures == []
-
-
 def test_text_that_a_test_evaluates_runs_in_the_codes_process():
     forge = "__import__('os').write(3, b'\"\"\\n' * 9) or __import__('os')._exit(0)"
     patch = "__import__('sys').modules['jail.runner'].__dict__.update(run_test=lambda *a: '')"
@@ -176,15 +183,6 @@ def test_text_that_a_test_evaluates_runs_in_the_codes_process():
         for call in ("eval(f())", "exec(f())", "exec(compile(f(), 'f', 'exec'))"):
             result = run_tests(code, [f"assert {call} == 3", "assert f() == 3", "assert 1 == 2"])
             assert result.passed == 0, (text, call, result.failures)
-
-
-def test_text_that_a_test_executes_cannot_replace_functions_and_modules_of_the_tests():
-    code = (
-        "def f(): return 'def check(x): pass\\nclass math:\\n    isclose = lambda *a: True\\nx = 5'\ndef g(): return 9"
-    )
-    tests = ["x = 3\nexec(f())\nassert x == 5", "check(g())", "assert math.isclose(g(), 3)"]
-    result = run_tests(code, tests, setup="import math\ndef check(x): assert x == 3")
-    assert result.passed == 1 and len(result.failures) == 2, result.failures
 
 
 def test_eval_and_exec_work_in_tests():
@@ -220,11 +218,6 @@ def test_garbage_on_the_verdict_pipe_fails_the_remaining_tests(monkeypatch, garb
     result = run_tests(ADD, ADD_TESTS[:3])
     assert result.passed == 1 and len(result.failures) == 2
     assert all("invalid output in place of its verdict" in failure for failure in result.failures)
-
-
-def test_redefined_builtins_do_not_reach_the_tests():
-    code = "def abs(x): return 0\ndef f(x): return 10.0"
-    assert run_tests(code, ["assert abs(f(2) - 3.14) < 1e-6"]).passed == 0
 
 
 def test_the_code_cannot_inspect_objects_of_the_tests():
@@ -295,6 +288,7 @@ def same(x): return x
         "try:\n    Stack().pop()\n    assert False\nexcept Empty as error:\n    assert str(error) == 'nothing there'",
         "try:\n    Stack().pop()\nexcept ValueError:\n    pass\nelse:\n    assert False",
         "assert list(squares(4)) == [0, 1, 4, 9] and sum(squares(3)) == 5",
+        "i = squares(1); next(i)\ntry: next(i); assert False\nexcept StopIteration: pass",
         "items, seen = [3, 1, 2], set()\nsort_in_place(items, seen)\nassert items == [1, 2, 3] and seen == {3}",
         "assert twice(lambda x: x * 3, 2) == 18 and twice(abs, -2) == 2 and adder(2)(3) == 5",
         "assert product(2000) == math.factorial(2000) and LIMIT == 5",

@@ -88,12 +88,3 @@ def test_a_class_that_ended_a_loop_is_not_raised_by_a_call():
     tests = ["assert list(few()) == []", "assert all(map(lambda x: add(x, x) == 3, [1]))"]
     result = run_tests(textwrap.dedent(code), tests)
     assert result.passed == 1 and "End" in result.failures[0]
-
-
-def test_iterators_of_the_code_end():
-    code = "def count(n):\n    yield from range(n)\n"
-    tests = [
-        "assert list(count(3)) == [0, 1, 2]",
-        "i = count(1); next(i)\ntry: next(i); assert False\nexcept StopIteration: pass",
-    ]
-    assert run_tests(code, tests).failures == []

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.test_main import command
+from tests.support.commands import refused
 from tests.support.run_folders import before_and_after, write_run
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.report.page import task_of
@@ -43,8 +44,7 @@ def run_of(folder, spec, options):
 def test_a_task_named_by_a_run_folder_is_not_imported(folder, capsys, spec, typed):
     run = run_of(folder, spec, {"word_length": 4, "words": ["a", "b c"], "none": None, "on": True})
     (run / "planted.py").write_text(PLANTED)
-    assert cli.main(typed) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refused(capsys, *typed)
     assert not Path("it_ran").exists() and "\x1b" not in line
     assert "for safety is not taken from a run folder; if you trust it, name it yourself: trl-grpo-tasks " in line
     shown = shlex.split(line.split("yourself: trl-grpo-tasks ")[1])
@@ -79,8 +79,7 @@ def test_the_command_that_is_shown_works(folder, capsys):
 def test_code_named_by_options_of_a_built_in_task_is_not_imported(folder, capsys, options, named):
     """The last case would run the programs in the run's results."""
     run_of(folder, "prompts", options)
-    assert cli.main(["report", "run"]) == 2
-    said = capsys.readouterr().err
+    said = refused(capsys, "report", "run")
     assert f"names code to run or files to write ({named})" in said and not Path("it_ran").exists()
     assert task_of(run_of(folder, "prompts", {"rewards": ["numeric=2"]})).name == "prompts"
 
@@ -92,8 +91,7 @@ def test_code_named_by_options_of_a_built_in_task_is_not_imported(folder, capsys
 def test_files_named_by_options_of_a_built_in_task_are_not_written(folder, capsys, task, options, named):
     run_of(folder, task, options)
     for words in (["report", "run"], ["solve", "run", "--text", "a table"], ["play", "run"]):
-        assert cli.main(words) == 2
-        said = capsys.readouterr().err
+        said = refused(capsys, *words)
         assert f"names code to run or files to write ({named})" in said and f"{named} victim" in said
     assert not Path("victim").exists() and not Path("victims").exists()
 

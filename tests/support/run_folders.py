@@ -4,6 +4,7 @@ import json
 import math
 import struct
 import zlib
+from contextlib import contextmanager
 
 from tests.support.toy import ToyTask
 from trl_grpo_tasks.evaluation.samples import Evaluation, Sample
@@ -104,3 +105,11 @@ def write_run(folder, *, evaluations=(), steps=40, finished=True, settings=True,
         }
         (folder / "settings.json").write_text(json.dumps(content))
     return folder
+
+
+@contextmanager
+def edited(path):
+    """The content of a JSON file, which is written back at the end."""
+    content = json.loads(path.read_text())
+    yield content
+    path.write_text(json.dumps(content))

@@ -70,3 +70,11 @@ def command_of(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return ""
+
+
+def is_refused(statements: str, setup: str = "") -> bool:
+    """Tell whether these statements of a program in the sandbox raise an OSError."""
+    attempt = textwrap.indent(f"{statements}\nprint('done')", "    ")
+    result = run_python(f"{setup}\ntry:\n{attempt}\nexcept OSError:\n    print('refused')")
+    assert result.stdout in ("done\n", "refused\n"), result
+    return result.stdout == "refused\n"

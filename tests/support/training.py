@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.support import forked
@@ -95,3 +96,12 @@ def launcher(processes):
 
 
 ENVIRONMENT = forked.ENVIRONMENT | {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}  # seconds from SIGTERM to SIGKILL
+
+
+def assert_same_runs(one, other, keys, atol=2e-6):
+    """Two results of `run_processes`: equal weights, and equal metrics of these names, up to rounding."""
+    for name, value in one[0].items():
+        torch.testing.assert_close(other[0][name], value, atol=atol, rtol=1e-4, msg=name)
+    for a, b in zip(one[1], other[1], strict=True):
+        for key in keys:
+            assert a.get(key) == pytest.approx(b.get(key), abs=1e-5), key

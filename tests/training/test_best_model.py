@@ -6,8 +6,8 @@ import shutil
 import pytest
 import torch
 from peft import LoraConfig
-from safetensors.torch import load_file
 
+from tests.commands.test_train import assert_same_weights, saved
 from tests.support import sharded
 from tests.support.exhaustive import exhaustive_but
 from tests.support.toy import ToyTask
@@ -41,12 +41,6 @@ def scripted(model, folder, values=None, lora=False, **options):
     return trainer
 
 
-def saved(folder):
-    """The weights of a model or adapter folder."""
-    return next(load_file(folder / name) for name in ("model.safetensors", "adapter_model.safetensors")
-                if (folder / name).is_file())  # fmt: skip
-
-
 def outcome(folder):
     return json.loads((folder / "outcome.json").read_text())
 
@@ -59,9 +53,8 @@ def test_the_final_model_is_that_of_the_best_step(tiny_path, tmp_path, capsys, l
     trainer.save_model(str(tmp_path / "final"))
     folders = sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*"))
     assert folders == ["checkpoint-12", "checkpoint-4"], "the best one, and the newest to resume from"
-    final, best, last = (saved(path) for path in (tmp_path / "final", *(tmp_path / "run" / f"checkpoint-{step}"
-                                                                        for step in (4, 12))))  # fmt: skip
-    assert final.keys() == best.keys() and all(value.equal(best[name]) for name, value in final.items())
+    final, last = saved(tmp_path / "final"), saved(tmp_path / "run" / "checkpoint-12")
+    assert_same_weights(tmp_path / "final", tmp_path / "run" / "checkpoint-4")
     assert any(not value.equal(last[name]) for name, value in final.items())
     # The saved weights are those that an independent run of four steps has.
     made = []

@@ -11,10 +11,9 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from safetensors.torch import load_file
 from transformers import TrainerCallback
 
-from tests.commands.test_train import ROOT, metrics, train, words
+from tests.commands.test_train import ROOT, assert_same_weights, metrics, train, words
 from tests.support.training import toy_trainer
 from trl_grpo_tasks.commands import interrupt, main
 from trl_grpo_tasks.commands import train as run
@@ -139,8 +138,7 @@ def test_ctrl_c_saves_the_step_and_the_run_goes_on_bit_for_bit(tmp_path, capsys)
     assert (python, script, resume[-1]) == ("python", "train.py", "--resume_from_checkpoint")
     assert run.main(resume) == 0
     assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
-    again, wanted = (load_file(tmp_path / name / "model.safetensors") for name in ("stopped", "whole"))
-    assert all(value.equal(again[name]) for name, value in wanted.items())
+    assert_same_weights(tmp_path / "stopped", tmp_path / "whole")
 
 
 def test_ctrl_c_twice_stops_at_once(tiny_path, tmp_path):

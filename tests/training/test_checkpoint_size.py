@@ -55,9 +55,7 @@ def test_rollouts_and_masks_are_saved_only_while_they_are_trained_on(tiny_path, 
         if batches is not None:
             assert sum(len(batch["mask_numbers"]) for batch in batches) == rows
             used = {number for batch in batches for number in batch["mask_numbers"].flatten().tolist()}
-            assert max(used) <= len(unpacked(saved)["masks"]["masks"]), (
-                "every mask that the rollout refers to is there"
-            )
+            assert max(used) <= len(unpacked(saved)["masks"]["masks"]), "every mask of the rollout is there"
     assert len(list(trainers)) == 3
 
 

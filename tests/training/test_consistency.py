@@ -95,10 +95,7 @@ def filtered_unsaid(make, model):
 
 CAUSES = {
     "temperature (the rollout looks as if sampled at 0.5": ({}, lambda make, _: make(temperature=0.5)),
-    "temperature (the rollout looks as if sampled at 1,": (
-        {"temperature": 0.6},
-        lambda make, _: make(temperature=1.0),
-    ),
+    "temperature (the rollout looks as if sampled at 1,": ({"temperature": 0.6}, lambda make, _: make(temperature=1)),
     "adapter": ({"peft_config": LORA}, without_the_adapter),
     "dtype (the rollout looks as if computed in bfloat16": ({}, in_bf16),
     "mask": ({"constrain": True}, scored_without_masks),

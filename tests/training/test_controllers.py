@@ -1,6 +1,8 @@
 """Adaptive KL, replay, curriculum, moving references: formulas and what they do to a run."""
 
 import json
+import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,8 +10,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from tests.support.toy import ToyTask
-from tests.support.training import config, toy_trainer
-from tests.training.test_trainer import FixedTrainer
+from tests.support.training import toy_trainer
+from tests.training.test_resampling import CORRECTED, PER_SEQUENCE, make
 from trl_grpo_tasks.training.callbacks import Hints
 from trl_grpo_tasks.training.extras.adaptive_kl import AdaptiveKL
 from trl_grpo_tasks.training.extras.curriculum import Curriculum
@@ -121,87 +123,51 @@ def test_replay_buffers_share_out_what_another_number_of_them_held():
             buffer = ReplayBuffer(capacity=7, max_age=9, seed=index)
             buffer.load_state_dict(buffer.share_out(states, index, count))
             steps.append([group["step"] for group in buffer.state_dict()["groups"]])
-        assert (
-            sorted(step for one in steps for step in one) == list(range(7))
-            and max(map(len, steps)) - min(map(len, steps)) <= 1
-        )
+        assert sorted(step for one in steps for step in one) == list(range(7))
+        assert max(map(len, steps)) - min(map(len, steps)) <= 1
         assert all(one == sorted(one) for one in steps), "the oldest are dropped first"
 
 
-@pytest.mark.parametrize("constrain", [False, True])
-def test_groups_without_signal_give_way_to_stored_ones(tiny_path, tmp_path, constrain):
+@pytest.mark.parametrize("options", [{}, {"constrain": True}, CORRECTED, PER_SEQUENCE],
+                         ids=["free", "constrained", "corrected", "corrected per sequence"])  # fmt: skip
+def test_groups_without_signal_give_way_to_stored_ones(tiny_path, tmp_path, options):
     """First a rollout with signal in both groups, then one with none: half of it is replayed, ratios and all."""
-    options = {"constrain": constrain, "advantage_estimator": "mean"}
-    options = config(tmp_path, replay_size=4, beta=0.1, **options)
-    trainer = FixedTrainer(tiny_path, args=options, task=ToyTask())
-    if constrain:  # the fixed completions come with the masks that sampling would have recorded
-        record_masks(trainer)
-    trainer.model.train()
+    texts = ["a", "bb", "ab", "ccc", "c", "b", "dcc", "a"]
+    options = options | {"replay_size": 4, "beta": 0.1, "advantage_estimator": "mean"}
+    trainer = make(tiny_path, tmp_path, [*texts, *["b"] * 8], **options)
     examples = [trainer.train_dataset[0]] * 4 + [trainer.train_dataset[4]] * 4
-    FixedTrainer.fixed = ["a", "bb", "ab", "ccc", "c", "b", "dcc", "a"]
     with torch.no_grad():
-        first = trainer._generate_and_score_completions(examples)
-        kept = {key: value.clone() for key, value in first.items()}
+        kept = {key: value.clone() for key, value in trainer._generate_and_score_completions(examples).items()}
         for p in trainer.model.parameters():  # the policy moves on
             p.add_(0.05 * torch.randn_like(p))
-        FixedTrainer.fixed = ["b"] * 8
-        trainer.state.global_step = 0
         second = trainer._generate_and_score_completions(examples)
     metrics = trainer._metrics["train"]
     assert metrics["replay/replaced_groups"] == [0.0, 1.0] and metrics["replay/size"] == [2.0, 2.0]
-    replaced = slice(0, 4)
     source = slice(0, 4) if torch.equal(second["prompt_ids"][0], kept["prompt_ids"][0]) else slice(4, 8)
-    texts = ["a", "bb", "ab", "ccc", "c", "b", "dcc", "a"][source]
-    scores = [ToyTask().score(json.loads(examples[source.start]["row"]), text) for text in texts]
+    scores = [ToyTask().score(json.loads(examples[source.start]["row"]), text) for text in texts[source]]
     assert metrics["replay/mean_reward"] == [pytest.approx(sum(score.total for score in scores) / 4)]
     assert metrics["replay/success"] == [sum(score.success for score in scores) / 4]
-    width = kept["completion_ids"].shape[1]
-    lengths = kept["completion_mask"][source].sum(1)
-    for j in range(4):
-        n = int(lengths[j])
-        ids = second["completion_ids"][replaced][j, :n]
-        assert torch.equal(ids, kept["completion_ids"][source][j, :n])
-        behaviour = second["old_per_token_logps"][replaced][j, :n]
-        torch.testing.assert_close(behaviour, kept["old_per_token_logps"][source][j, :n])
-        # the reference has not moved, so its log-probs are what they were
-        reference = second["ref_per_token_logps"][replaced][j, :n]
-        torch.testing.assert_close(reference, kept["ref_per_token_logps"][source][j, :n], atol=1e-5, rtol=1e-5)
-        if constrain:
-            table = trainer.generation.tables["train"]
-            numbers = second["mask_numbers"][j, :n].numpy()
-            assert (table.counts(numbers) <= 5).all() and (second["mask_numbers"][j, n:] == 0).all()
-    weights = second["advantages"][replaced] / kept["advantages"][source]
+    # The reference has not moved, so its log-probs are what they were.
+    names = {"completion_ids", "old_per_token_logps", "ref_per_token_logps"}
+    names |= kept.keys() & {"importance_sampling_ratio", "sampling_per_token_logps"}
+    for j, n in enumerate(kept["completion_mask"][source].sum(1).tolist()):
+        for name in names:
+            torch.testing.assert_close(second[name][j, :n], kept[name][source][j, :n], atol=1e-5, rtol=1e-5, msg=name)
+        if "constrain" in options:
+            numbers = second["mask_numbers"][j]
+            assert (trainer.generation.tables["train"].counts(numbers[:n].numpy()) <= 5).all()
+            assert not numbers[n:].any()
+    assert "vllm_importance_sampling_mode" not in options or (kept["importance_sampling_ratio"] != 1).any()
+    weights = second["advantages"][:4] / kept["advantages"][source]
     weights = weights[~weights.isnan()]  # an advantage of exactly 0 says nothing about its weight
     assert (weights > 0).all() and weights.max() - weights.min() < 1e-5 and weights.max() < 1
     lengths = second["completion_mask"].sum(1)
-    tokens = lengths.sum()
-    assert second["num_items_in_batch"] == tokens and (lengths == 4).any()
-    assert second["completion_ids"].shape[1] == max(width, 2) or constrain
-    # and it trains: the loss of the replayed batch has a gradient although the fresh one had no signal
-    trainer.current_gradient_accumulation_steps = 1
-    loss = trainer._compute_loss(trainer.model, second)
-    loss.backward()
+    assert second["num_items_in_batch"] == lengths.sum() and second["completion_ids"].shape[1] == max(lengths) == 4
+    # And it trains: the loss of the replayed batch has a gradient although the fresh one had no signal.
+    trainer._compute_loss(trainer.model, second).backward()
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in trainer.model.parameters())
     logps = trainer.scoring.logps(second, of_reference=False)[second["completion_mask"].bool()].detach()
-    assert metrics["logp_mean"][-1] == pytest.approx((logps.sum() / tokens).item(), rel=1e-5)
-
-
-def record_masks(trainer):
-    from trl_grpo_tasks.constraints.base import replay
-    from trl_grpo_tasks.constraints.table import pad_mask_numbers
-
-    fixed = type(trainer)._generate_single_turn
-
-    def with_masks(prompt_ids, *args, **kwargs):
-        ids, logprobs = fixed(trainer, prompt_ids, *args, **kwargs)
-        table = trainer.generation.tables.start("train", trainer.model.config.vocab_size)
-        masks = [replay(trainer.generation.constraint, {}, i) for i in ids]
-        trainer.latest_rollout.mask_numbers_B_T = pad_mask_numbers(
-            [[table.number_of(m) for m in row] for row in masks]
-        )
-        return ids, logprobs
-
-    trainer._generate_single_turn = with_masks
+    assert metrics["logp_mean"][-1] == pytest.approx(logps.mean().item(), rel=1e-5)
 
 
 # ---- curriculum
@@ -246,9 +212,7 @@ def test_curriculum_chooses_the_rows_of_a_run(tiny_path, tmp_path):
     trainer.model.train()
     trainer._generate_and_score_completions([trainer.train_dataset[1]] * 4 + [trainer.train_dataset[3]] * 4)
     assert {json.loads(example["row"])["level"] for example in trainer.latest_rollout.examples} == {"1"}
-    assert len({example["row"] for example in trainer.latest_rollout.examples[:4]}) == 1, (
-        "a group must stay one prompt"
-    )
+    assert len({example["row"] for example in trainer.latest_rollout.examples[:4]}) == 1, "a group stays one prompt"
 
 
 # ---- moving references
@@ -356,43 +320,42 @@ def test_the_reference_of_an_embedding_adapter_is_whole_and_moves(tiny_path, tmp
 # ---- hints
 
 
+def hints_and_said(**args):
+    """A function that passes logs to hints, and the list of what these say."""
+    said, state = [], SimpleNamespace(is_world_process_zero=True)
+    hints, args = Hints(patience=3, say=said.append), SimpleNamespace(kl_target=None, **args)
+
+    def log(*lines):
+        for logs in lines:
+            hints.on_log(args, state, None, logs=logs)
+
+    return log, said
+
+
 def test_hints_say_what_to_change():
-    said = []
-    hints = Hints(patience=3, say=said.append)
-    state = type("State", (), {"is_world_process_zero": True})()
-    args = type("Args", (), {"kl_target": None})()
+    log, said = hints_and_said()
     bad = {"reward": 0.0, "frac_reward_zero_std": 1.0, "rewards/valid/mean": 0.0, "kl": 50.0}
     bad["completions/clipped_ratio"] = 1.0
-    for _ in range(3):
-        hints.on_log(args, state, None, logs=bad)
+    log(bad, bad, bad)
     assert len(said) == 4 and all(line.startswith("hint: ") and "\n" not in line for line in said)
     said.clear()
     for share in (0.84, 0.99, 0.9):  # not all groups, but most
-        hints.on_log(args, state, None, logs={"reward": 0.0, "groups_without_signal": share, "reward_failures": 0.5})
+        log({"reward": 0.0, "groups_without_signal": share, "reward_failures": 0.5})
     assert len(said) == 2 and "90% of the groups" in said[0] and "50% of the completions could not" in said[1]
-    for _ in range(3):
-        logs = {"reward": 1.0, "groups_without_signal": 0.95, "rewards/success/mean": 0.97}
-        hints.on_log(args, state, None, logs=logs)
+    log(*[{"reward": 1.0, "groups_without_signal": 0.95, "rewards/success/mean": 0.97}] * 3)
     assert len(said) == 2, "a model that has mastered the task needs no hint"
-    for _ in range(3):
-        hints.on_log(args, state, None, logs=bad)
+    log(bad, bad, bad)
     said[:] = said[-4:]
-    for _ in range(2):
-        hints.on_log(args, state, None, logs={"reward": 1.0, "grad_norm": float("nan")})
+    log(*[{"reward": 1.0, "grad_norm": float("nan")}] * 2)
     assert len(said) == 5 and "not finite" in said.pop()
-    hints.on_log(args, state, None, logs={"reward": 1.0, "frac_reward_zero_std": 0.5, "rewards/valid/mean": 1.0})
-    for _ in range(2):
-        hints.on_log(args, state, None, logs=bad)
+    log({"reward": 1.0, "frac_reward_zero_std": 0.5, "rewards/valid/mean": 1.0}, bad, bad)
     assert len(said) == 4, "a good log starts the count again"
 
 
 def test_fp16_skips_steps_whose_gradient_is_not_finite_and_only_many_of_them_are_a_problem():
-    said = []
-    hints = Hints(patience=3, say=said.append)
-    state = type("State", (), {"is_world_process_zero": True})()
-    args = type("Args", (), {"kl_target": None, "fp16": True})()
-    for gradient in (float("inf"), float("nan"), 0.5, float("inf"), float("inf")):
-        hints.on_log(args, state, None, logs={"reward": 1.0, "grad_norm": gradient})
+    log, said = hints_and_said(fp16=True)
+    infinite = {"reward": 1.0, "grad_norm": math.inf}
+    log(infinite, infinite | {"grad_norm": math.nan}, infinite | {"grad_norm": 0.5}, infinite, infinite)
     assert not said, "the scale is found by trial"
-    hints.on_log(args, state, None, logs={"reward": 1.0, "grad_norm": float("inf")})
+    log(infinite)
     assert len(said) == 1 and said[0].startswith("hint: the gradient has not been finite for 3 logs")

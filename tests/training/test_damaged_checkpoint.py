@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from tests.commands.test_train import words
+from tests.support.commands import refused
 from tests.support.training import parameters, toy_trainer
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.models import checkpoints
@@ -43,9 +44,8 @@ def test_all_files_of_a_real_checkpoint_are_checked(tmp_path, whole, how):
 def test_a_damaged_checkpoint_that_is_named_is_refused(tiny_path, tmp_path, whole):
     copy = shutil.copytree(whole[0] / "checkpoint-2", tmp_path / "checkpoint-2")
     (copy / "rng_state.pth").unlink()
-    with pytest.raises(
-        checkpoints.CheckpointError, match=r"checkpoint-2 cannot be resumed: rng_state\.pth is missing"
-    ):
+    damage = r"checkpoint-2 cannot be resumed: rng_state\.pth is missing"
+    with pytest.raises(checkpoints.CheckpointError, match=damage):
         toy_trainer(tiny_path, tmp_path / "run", **OPTIONS).train(resume_from_checkpoint=str(copy))
 
 
@@ -74,14 +74,12 @@ def test_a_command_refuses_damaged_checkpoints_before_anything_slow(tmp_path, mo
     monkeypatch.setattr("trl_grpo_tasks.commands.plan.rows_of", lambda *_: pytest.fail("rows were made"))
     harm(tmp_path / "run" / "checkpoint-1" / "optimizer.pt", "truncated")
     capsys.readouterr()
-    assert run.main([*command, "--resume_from_checkpoint", str(tmp_path / "run" / "checkpoint-1")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refused(capsys, "train", *command, "--resume_from_checkpoint", str(tmp_path / "run" / "checkpoint-1"))
     assert "checkpoint-1 cannot be resumed: optimizer.pt has" in line and "restore the files" in line
     harm(tmp_path / "run" / "checkpoint-2" / "scheduler.pt", "missing")
     for value in ("auto", "true"):
-        assert run.main([*command, "--resume_from_checkpoint", value]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert "is intact (checkpoint-2: scheduler.pt is missing; checkpoint-1: optimizer.pt has" in line
+        err = refused(capsys, "train", *command, "--resume_from_checkpoint", value)
+        assert "is intact (checkpoint-2: scheduler.pt is missing; checkpoint-1: optimizer.pt has" in err
 
 
 def test_a_damaged_best_checkpoint_is_not_loaded_at_the_end(tiny_path, tmp_path, capsys):
@@ -92,7 +90,6 @@ def test_a_damaged_best_checkpoint_is_not_loaded_at_the_end(tiny_path, tmp_path,
     harm(tmp_path / os.path.basename(best) / "model.safetensors", "flipped")
     before = parameters(first)
     first._load_best_model()
-    assert "model.safetensors has changed since it was written; the model of the last step is kept" in (
-        capsys.readouterr().out
-    )
+    kept = "model.safetensors has changed since it was written; the model of the last step is kept"
+    assert kept in capsys.readouterr().out
     assert all(value.equal(before[name]) for name, value in parameters(first).items())

@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from tests.support.training import parameters, toy_trainer
+from tests.support.training import toy_trainer
 from tests.training.test_resampling import MIXED, make
-from trl_grpo_tasks.training import trainer as trainer_module
-from trl_grpo_tasks.training.extras import EXTRAS
 
 
 def rolled_out(tiny_path, folder, script, **options):
@@ -41,18 +39,6 @@ def test_the_text_of_tools_is_no_decision(tiny_path, tmp_path):
     output["advantages"] = torch.tensor([8.0])
     trainer.extras["discount"].after_rewards(output)
     assert output["advantages"].tolist() == [[4.0, 4.0, 4.0, 8.0, 0.0]]
-
-
-def test_gamma_1_is_the_run_without_the_extra_bit_for_bit(tiny_path, tmp_path, monkeypatch):
-    def trained(name, **options):
-        trainer = toy_trainer(tiny_path, tmp_path / name, max_steps=2, constrain=True, **options)
-        trainer.train()
-        return parameters(trainer)
-
-    ours, discounted = trained("ours", gamma=1.0), trained("discounted", gamma=0.5)
-    monkeypatch.setattr(trainer_module, "EXTRAS", [extra for extra in EXTRAS if extra.name != "discount"])
-    assert all(value.equal(ours[name]) for name, value in trained("bare").items())
-    assert any(not value.equal(ours[name]) for name, value in discounted.items())
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.5, 1.0), (1.0, 0.5)])

@@ -1,15 +1,15 @@
 """Two processes (gloo) do what one does, also where groups straddle them."""
 
 import pytest
-import torch
 
 from tests.support.exhaustive import MARK
 from tests.support.toy import ToyTask
-from tests.support.training import run_processes
+from tests.support.training import assert_same_runs, run_processes
 
 
 class EveryTask(ToyTask):
-    """Makes a completion of equal letters the answer to the prompt with that letter."""
+    """A completion of equal letters is the answer to the prompt with that letter. Of the other completions, it makes a
+    claim that is wrong."""
 
     def relabel(self, row, completion):
         letter = completion[:1]
@@ -17,13 +17,11 @@ class EveryTask(ToyTask):
 
 
 SCRIPT = """
-from tests.training.test_trainer import PlacedTrainer
-from tests.training.test_controllers import record_masks
+from tests.support.scripted import PlacedTrainer
 from tests.training.test_distributed import EveryTask
 from tests.support.training import config
 PlacedTrainer.fixed = ["a", "bb", "ab", "ccc", "c", "b", "dcc", "a", "dd", "d", "ca", "abc"]
 trainer = PlacedTrainer(model, args=config(output_dir, **options), task=EveryTask())
-record_masks(trainer)
 """
 ESTIMATED = {
     "advantage_estimator": "maxk", "pass_k": 2, "advantage_clip": 0.5, "kl_target": 0.01, "curriculum": True,
@@ -47,13 +45,9 @@ SAME = (
 def test_two_processes_equal_one(tiny_path, tmp_path, options):
     """Groups of 4 in batches of 6 a process: the middle group lies half on each."""
     options = options | {"num_generations": 4, "max_steps": 5, "beta": 0.1, "constrain": True}
-    one, one_log = run_processes(SCRIPT, tiny_path, tmp_path / "one", 1, options | {"per_device_train_batch_size": 12})
-    two, two_log = run_processes(SCRIPT, tiny_path, tmp_path / "two", 2, options | {"per_device_train_batch_size": 6})
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, atol=2e-6, rtol=1e-4, msg=name)
-    for a, b in zip(one_log, two_log, strict=True):
-        for key in SAME:
-            assert a.get(key) == pytest.approx(b.get(key), abs=1e-5), key
+    one = run_processes(SCRIPT, tiny_path, tmp_path / "one", 1, options | {"per_device_train_batch_size": 12})
+    two = run_processes(SCRIPT, tiny_path, tmp_path / "two", 2, options | {"per_device_train_batch_size": 6})
+    assert_same_runs(one, two, SAME)
     if "own_successes" in options:
-        assert 0.8 < one_log[0]["discount/mean"] < 1 and one_log[-1]["own_successes/relabelled"] > 0
-        assert len({line["entropy_coef"] for line in one_log}) > 1
+        assert 0.8 < one[1][0]["discount/mean"] < 1 and one[1][-1]["own_successes/relabelled"] > 0
+        assert len({line["entropy_coef"] for line in one[1]}) > 1

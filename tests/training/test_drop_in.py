@@ -3,14 +3,11 @@
 import re
 
 import pytest
-import torch
 from transformers import TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
 
 from tests.support.toy import ToyTask
-from tests.support.training import QUIET, config, parameters, toy_trainer
-from tests.training.test_trainer import OURS, PROMPTS, count_letters
-from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
+from tests.support.training import config, toy_trainer
+from tests.training.test_trainer import assert_trl_bit_for_bit
 
 INEXACT = [
     ({"repetition_penalty": 1.1}, "repetition_penalty=1.1 in the options"),
@@ -40,14 +37,7 @@ def test_inexact_sampling_is_refused_with_the_filters_of_a_task(tiny_path, tmp_p
 @pytest.mark.parametrize(("options", "found"), INEXACT)
 def test_inexact_sampling_is_trls_otherwise_and_a_hint_is_printed(tiny_path, tmp_path, capsys, options, found):
     """The completions, and so the weights, are bit for bit TRL's."""
-    weights = []
-    for trainer_class, config_class in ((GRPOTrainer, GRPOConfig), (TaskGRPOTrainer, TaskGRPOConfig)):
-        settings = {k: v for k, v in QUIET.items() if k not in OURS} | {"max_steps": 2} | options
-        args = config_class(output_dir=str(tmp_path / trainer_class.__name__), **settings)
-        trainer = trainer_class(tiny_path, count_letters, args, PROMPTS)
-        trainer.train()
-        weights.append(parameters(trainer))
-    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    assert_trl_bit_for_bit(tiny_path, tmp_path, max_steps=2, **options)
     assert capsys.readouterr().out.count(f"hint: {found}") == 1
 
 

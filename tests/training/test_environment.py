@@ -26,17 +26,23 @@ def test_the_policy_gradient_is_that_of_the_expected_reward(tiny_path, tmp_path)
     assert_exact_policy_gradient(trainer, ROW, completions, [task.score(ROW, text).total for text in texts])
 
 
-def test_training_is_the_same_with_workers(tiny_path, tmp_path):
+def assert_same_with_workers(model, folder, task, **options):
+    """Train two steps with and without workers: completions, masks and parameters are the same. Return the trainer
+    with workers."""
     runs = []
     for workers in (0, 2):
-        options = {**ON, "max_steps": 2, "reward_workers": workers}
-        trainer = toy_trainer(tiny_path, tmp_path / str(workers), EchoTask(), **options)
+        trainer = toy_trainer(model, folder / str(workers), task, **options, max_steps=2, reward_workers=workers)
         trainer.train()
         record = trainer.latest_rollout
         runs.append((record.completion_ids, record.mask_numbers_B_T.tolist(), record.completions, parameters(trainer)))
     assert runs[0][:3] == runs[1][:3]
     assert all(torch.equal(runs[0][3][name], weight) for name, weight in runs[1][3].items())
-    assert record.last_turns == [0] * len(record.completion_ids), "all turns of a success are worth imitating"
+    return trainer
+
+
+def test_training_is_the_same_with_workers(tiny_path, tmp_path):
+    trainer = assert_same_with_workers(tiny_path, tmp_path, EchoTask(), **ON)
+    assert not any(trainer.latest_rollout.last_turns), "all turns of a success are worth imitating"
     logs = [line for line in trainer.state.log_history if "reward" in line]
     assert all(line["environment/turns"] == 2 for line in logs)
 

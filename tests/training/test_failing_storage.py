@@ -11,10 +11,10 @@ from functools import partial
 import pandas
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import TrainerCallback
 
-from tests.commands.test_train import metrics, words
+from tests.commands.test_train import assert_same_weights, metrics, words
+from tests.support.commands import refused
 from tests.support.training import parameters, toy_trainer
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.models import checkpoints
@@ -120,8 +120,7 @@ def test_a_run_that_ends_on_a_full_disk_fails_and_resumes_from_its_last_checkpoi
     broken.make_room()
     assert run.main([*words(disk / "run", **SHORT), "--resume_from_checkpoint", "auto"]) == 0
     assert "resuming from" in capsys.readouterr().out
-    ours, theirs = (load_file(folder / "model.safetensors") for folder in (disk / "run", tmp_path / "undisturbed"))
-    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+    assert_same_weights(disk / "run", tmp_path / "undisturbed")
     assert metrics(disk / "run") == metrics(tmp_path / "undisturbed")
 
 
@@ -142,9 +141,8 @@ def test_a_run_that_is_stopped_on_a_full_disk_does_not_claim_to_be_saved(disk, m
 def test_a_read_only_folder_is_refused_before_anything_slow(disk, monkeypatch, capsys):
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     monkeypatch.setattr(run, "prepare", lambda *_: pytest.fail("the model was prepared"))
-    assert run.main(words(disk / "run", **SHORT)) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"error: --out {disk / 'run'}: {disk} is not a writable folder; choose another"
+    line = refused(capsys, "train", *words(disk / "run", **SHORT))
+    assert line == f"error: --out {disk / 'run'}: {disk} is not a writable folder; choose another\n"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -59,10 +59,8 @@ def test_reward_functions_can_be_guarded_without_a_task(tiny_path, tmp_path):
     trainer = TaskGRPOTrainer(tiny_path, length, args, Dataset.from_dict({"prompt": ["ab", "ba"]}))
     trainer.train()
     logs = [line for line in trainer.state.log_history if "reward" in line]
-    assert [line["guard/weight"] for line in logs] == [
-        0,
-        pytest.approx(min(max(4.2 * (4 - logs[0]["rewards/length/mean"]), 0), 10)),
-    ]
+    weight = min(max(4.2 * (4 - logs[0]["rewards/length/mean"]), 0), 10)
+    assert [line["guard/weight"] for line in logs] == [0, pytest.approx(weight)]
     assert logs[1]["reward"] == pytest.approx((1 + logs[1]["guard/weight"]) * logs[1]["rewards/length/mean"])
     assert trainer.extras["guard"].state.weight > 0 and trainer.reward_weights.item() > 1
     trainer.model.eval()

@@ -39,12 +39,8 @@ sys.exit(code)
 def test_a_signal_to_one_process_stops_all(tmp_path, capsys, processes, number):
     """The checkpoint is in the middle of a rollout's second pass. One process goes on from it."""
     options = {"max_steps": 6, "save_steps": 100, "num_iterations": 2, "replay_size": 4, "num_generations": 2}
-    options |= {
-        "eval_before_and_after": False,
-        "resume_from_checkpoint": "auto",
-        "reward_workers": 1,
-        "constrain": True,
-    }
+    options |= {"eval_before_and_after": False, "resume_from_checkpoint": "auto", "reward_workers": 1}
+    options["constrain"] = True
     folder = tmp_path / "run"
     started = words(folder, **options, per_device_train_batch_size=12 // processes)
     (tmp_path / "run.py").write_text(SCRIPT)

@@ -78,9 +78,8 @@ def test_loss(laboratory, kind, loss_type, level, num_iterations, temperature, b
     ours = laboratory.step(cell, what)
     assert_same(ours, laboratory.expected_step(cell, what))
     if kind == "none":
-        loss, grads, metrics = laboratory.step(
-            cell, what, laboratory.trl_trainer(temperature), laboratory.rollout(cell)
-        )
+        trainer = laboratory.trl_trainer(temperature)
+        loss, grads, metrics = laboratory.step(cell, what, trainer, laboratory.rollout(cell))
         assert torch.equal(ours[0], loss) and ours[2] == metrics
         assert all(torch.equal(ours[1][name], grads[name]) for name in grads)
 

@@ -10,20 +10,12 @@ from transformers import AutoModelForCausalLM
 
 from tests.support.toy import LETTERS, ToyTask
 from tests.support.training import toy_trainer
+from tests.training.test_distributed import EveryTask
 from tests.training.test_resampling import EQUAL, MIXED, make
 from trl_grpo_tasks.training import canonical_forms
 from trl_grpo_tasks.training.extras.own_successes import MOST_PER_REQUEST, Success, SuccessStore
 
 ON = {"own_successes": 8, "own_successes_fraction": 0.5, "own_successes_weight": 0.3}
-
-
-class RelabelTask(ToyTask):
-    """A completion of equal letters is the answer to the prompt with that letter. Of the other completions, it makes a
-    claim that is wrong."""
-
-    def relabel(self, row, completion):
-        letter = completion[:1]
-        return {"prompt": f"{letter}1x", "letter": letter, "level": "1"} if letter else None
 
 
 def success(request, answer, total, step=0, row="row"):
@@ -159,7 +151,7 @@ def test_successes_of_new_groups_are_stored_too(tiny_path, tmp_path):
 # ---- relabelling
 
 
-class PartTask(RelabelTask):
+class PartTask(EveryTask):
     """The first letter alone is the answer to its prompt."""
 
     def relabel(self, row, completion):
@@ -168,7 +160,7 @@ class PartTask(RelabelTask):
 
 
 @pytest.mark.parametrize("constrain", [False, True], ids=["free", "constrained"])
-@pytest.mark.parametrize("task", [RelabelTask(), PartTask()], ids=["whole", "part"])
+@pytest.mark.parametrize("task", [EveryTask(), PartTask()], ids=["whole", "part"])
 def test_failed_completions_are_stored_with_a_prompt_that_they_or_a_part_of_them_solve(
     tiny_path, tmp_path, constrain, task
 ):

@@ -6,7 +6,6 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from tests.support.enumerated import assert_exact_policy_gradient, every_completion
 from tests.support.exhaustive import exhaustive_but
@@ -14,14 +13,13 @@ from tests.support.paths import ROOT
 from tests.support.toy import ToyTask
 from tests.support.toy_fill import FillTask
 from tests.support.toy_repair import AdvisingToy
-from tests.support.training import parameters, toy_trainer
-from tests.support.wild import TASK_FILE
+from tests.support.training import toy_trainer
+from tests.training.test_environment import assert_same_with_workers
 from trl_grpo_tasks import redact
 from trl_grpo_tasks.constraints.turns import join_turns, split_turns
 from trl_grpo_tasks.models.loading import load_tokenizer
 from trl_grpo_tasks.models.tiny import make_tokenizer
 from trl_grpo_tasks.registry import get_task
-from trl_grpo_tasks.rewards import environment
 from trl_grpo_tasks.rewards.environment import TurnsTask
 from trl_grpo_tasks.rewards.executor import RewardExecutor
 from trl_grpo_tasks.rewards.repair import (
@@ -65,9 +63,8 @@ def test_training_repairs_and_reports_it(tiny_path, tmp_path):
     record, constraint = trainer.latest_rollout, trainer.generation.constraint
     scores = [outcome.score for outcome in record.outcomes]
     assert {score.info["turns"] for score in scores} == {1, 2}  # rows that succeed at once are beside others
-    for row, ids, text, start, score in zip(
-        record.rows, record.completion_ids, record.completions, record.last_turns, scores, strict=True
-    ):
+    columns = record.rows, record.completion_ids, record.completions, record.last_turns, scores
+    for row, ids, text, start, score in zip(*columns, strict=True):
         assert text == constraint.text_of(row, ids) and trainer.task.score(row, text) == score
         assert (start > 0) == (score.info["turns"] > 1)
         assert set(trainer._tokenizer.decode(ids[start:], skip_special_tokens=True)) <= set("abcd")
@@ -82,20 +79,10 @@ def test_training_repairs_and_reports_it(tiny_path, tmp_path):
 
 
 def test_workers_score_the_turns_of_a_rollout(tiny_path, tmp_path):
-    """The same completions, masks and parameters as without workers; first turns that succeed are scored once."""
-    runs = []
-    for workers in (0, 2):
-        trainer = toy_trainer(tiny_path, tmp_path / str(workers), AdvisingToy(), **ON, max_steps=2,
-                              reward_workers=workers)  # fmt: skip
-        trainer.train()
-        record = trainer.latest_rollout
-        runs.append((record.completion_ids, record.mask_numbers_B_T.tolist(), record.completions, parameters(trainer)))
-    assert runs[0][:3] == runs[1][:3]
-    assert all(torch.equal(runs[0][3][name], weight) for name, weight in runs[1][3].items())
-    stats = trainer.rewarding.rewards.executor.stats
-    assert trainer.generation.constraint.asks is None and stats.hits > 0
-    infos = [outcome.score.info["turns"] for outcome in record.outcomes]
-    assert all(outcome.cached for outcome, n in zip(record.outcomes, infos, strict=True) if n == 1)
+    """First turns that succeed are scored once."""
+    trainer = assert_same_with_workers(tiny_path, tmp_path, AdvisingToy(), **ON)
+    assert trainer.generation.constraint.asks is None and trainer.rewarding.rewards.executor.stats.hits > 0
+    assert all(one.cached for one in trainer.latest_rollout.outcomes if one.score.info["turns"] == 1)
 
 
 def test_one_turn_is_the_task_itself(tiny_path, tmp_path):
@@ -110,12 +97,8 @@ def test_what_it_does_not_define_is_that_of_the_task():
     unused = {"policy", "thought_markers", "editor", "editors", "redundant_editors", "feedback", "relabel", "judges",
               "llm_judge", "user_options", "spec"}  # fmt: skip
     task = repaired(inner=get_task("prompts", {"generator": "arithmetic"}))
-    names = (
-        {name for name in dir(Task) if not name.startswith("_")}
-        - unused
-        - set(vars(RepairTask))
-        - set(vars(TurnsTask))
-    )
+    public = {name for name in dir(Task) if not name.startswith("_")}
+    names = public - unused - set(vars(RepairTask)) - set(vars(TurnsTask))
     assert {"gold", "row_of", "defines", "tools"} <= names
     for name in names - {"defaults", "facts"}:  # which it extends
         assert getattr(task, name) == getattr(task.inner, name), name
@@ -241,25 +224,6 @@ def test_reasons_do_not_tell_the_answer():
         assert reason.endswith(f"; expected {inner.gold(row)}")
         assert task.reply(row, "-987") == "numeric: the final number is -987"
     assert without_answer("expected 'cba', not 'cbaa'", " cba\n") == "expected '...', not 'cbaa'"
-
-
-def test_a_turn_that_cannot_be_scored_ends_the_conversation(wild, monkeypatch):
-    """The task does what the completion says: none of it reaches the rollout."""
-    task = RepairTask(wild, 2, 0.9, None)
-    monkeypatch.setattr(environment, "SECONDS_PER_TURN", 0.2)
-    for said in ("raise", "none", "hang"):
-        assert task.reply({"prompt": "q"}, said) is None
-
-
-def test_a_turn_that_workers_cannot_score_ends_the_conversation(tmp_path):
-    """Those that end in the same pass and fail get their reasons."""
-    file = tmp_path / "failing.py"
-    file.write_text(TASK_FILE.replace("self.options.bonus}, True, True)", "0}, True, False, 'no wheel')"))
-    task = RepairTask(get_task(str(file)), 2, 0.9, None)
-    with RewardExecutor(task, workers=2, timeout=3) as executor:
-        said = ["raise", "hang", "none", "exit", "roll", "hang"]
-        asked = [task.ask(executor, {"prompt": "q"}, text) for text in said]
-        assert [each.answer() for each in asked] == [None] * 4 + ["no wheel", None]
 
 
 def test_the_cold_start_shows_failures_in_prompts_only(tiny_path):

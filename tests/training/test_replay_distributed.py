@@ -8,16 +8,13 @@ from tests.support.training import run_processes
 
 # With signal in both groups of the first rollout, and none later: all completions are alike.
 SCRIPT = """
-from tests.training.test_trainer import FixedTrainer
+from tests.support.scripted import FixedTrainer
 from tests.support.toy import ToyTask
 from tests.support.training import config
 
 class OnceWithSignal(FixedTrainer):
-    fixed = ["a", "bb", "ab", "ccc"]
-
-    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
-        type(self).fixed = ["a", "bb", "ab", "ccc"] if self.state.global_step == 0 else ["x"]
-        return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+    def texts(self, count):
+        return ["a", "bb", "ab", "ccc"] if self.state.global_step == 0 else ["x"] * count
 
 trainer = OnceWithSignal(model, args=config(output_dir, **options), task=ToyTask())
 """

@@ -6,35 +6,13 @@ import json
 import pytest
 import torch
 
+from tests.support.scripted import ScriptedTrainer
 from tests.support.toy import ToyTask
 from tests.support.training import config, toy_trainer
-from trl_grpo_tasks import TaskGRPOTrainer
 from trl_grpo_tasks.training.extras.resampling import _paired
 
 MIXED, EQUAL = ["a", "ab", "abc", "bb"], ["dd", "dd", "dd", "dd"]
 CUT_OFF = ["a-", "ab-", "abc-", "bb-"]
-
-
-class ScriptedTrainer(TaskGRPOTrainer):
-    """Its completions are given, in the order of the rollouts; they are sampled under the constraint's masks. Those
-    that end with "-" are cut off. The sampler's log-probs depend on the token and its place only."""
-
-    script: list = []
-
-    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
-        texts, self.script = self.script[: len(prompt_ids)], self.script[len(prompt_ids) :]
-        ids = [self._tokenizer(text)["input_ids"] + [self._tokenizer.eos_token_id] for text in texts]
-        ids = [one[:-2] if text.endswith("-") else one for one, text in zip(ids, texts, strict=True)]
-        logps = [[-2.0 - 0.1 * token - 0.2 * place for place, token in enumerate(one)] for one in ids]
-        if self.generation.constraint is None:
-            return ids, logps
-        from trl_grpo_tasks.constraints.rebuilt import replay_all
-        from trl_grpo_tasks.constraints.table import pad_mask_numbers
-
-        table = self.generation.tables.start("train", self.generation.output_size())
-        masks = replay_all(self.generation.constraint, self.latest_rollout.rows, ids, table)
-        self.latest_rollout.mask_numbers_B_T = pad_mask_numbers(masks)
-        return ids, logps
 
 
 def make(tiny_path, folder, script, task=None, steps=1, **options):
@@ -77,10 +55,8 @@ def test_the_batch_is_that_of_the_new_prompts(tiny_path, tmp_path, options):
     assert metrics["resample/dropped_solved"] == [0]
     assert metrics["groups_without_signal"] == [0.5], "other metrics are those of the first rollout"
     assert len(metrics["rewards/match/mean"]) == 1
-    assert (
-        len(ours._logs["completion"]) == 8
-        and [row for row, _, _ in ours.latest_samples()][4:] == [json.loads(examples[4]["row"])] * 4
-    )
+    assert len(ours._logs["completion"]) == 8
+    assert [row for row, _, _ in ours.latest_samples()][4:] == [json.loads(examples[4]["row"])] * 4
 
 
 def test_the_budget_is_bounded_and_a_full_batch_costs_nothing(tiny_path, tmp_path):
@@ -104,24 +80,6 @@ def test_replay_stores_the_new_group_with_its_row(tiny_path, tmp_path):
         scores = [ToyTask().score(json.loads(group["row"]), text) for text in MIXED]
         assert group["mean_reward"] == pytest.approx(sum(score.total for score in scores) / 4)
         assert group["success"] == sum(score.success for score in scores) / 4
-
-
-@pytest.mark.parametrize("options", [CORRECTED, PER_SEQUENCE], ids=["tokens", "sequences"])
-def test_replayed_groups_keep_the_ratio_of_their_sampler(tiny_path, tmp_path, options):
-    trainer = make(tiny_path, tmp_path, [*MIXED, *EQUAL, *EQUAL, *EQUAL], replay_size=4, **options)
-    examples = [trainer.train_dataset[0]] * 4 + [trainer.train_dataset[1]] * 4
-    first = trainer._generate_and_score_completions(examples)
-    kept = {name: value.clone() for name, value in first.items()}
-    with torch.no_grad():
-        for p in trainer.model.parameters():  # the policy moves on
-            p.add_(0.05 * torch.randn_like(p))
-    second = trainer._generate_and_score_completions(examples)
-    assert trainer._metrics["train"]["replay/replaced_groups"] == [0, 1]
-    assert (kept["importance_sampling_ratio"][:4] != 1).any()
-    for name in ("importance_sampling_ratio", "sampling_per_token_logps", "old_per_token_logps"):
-        lengths = kept["completion_mask"][:4].sum(1).tolist()
-        for j, length in enumerate(lengths):
-            torch.testing.assert_close(second[name][j, :length], kept[name][j, :length], msg=name)
 
 
 # ---- which groups have a signal

@@ -9,6 +9,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from safetensors.torch import load_file
 
+from tests.commands.test_train import assert_same_weights
 from tests.support.exhaustive import exhaustive_but
 from tests.support.forked import Processes
 from tests.support.toy import ToyTask
@@ -56,11 +57,6 @@ def lines_written(output_dir, count):
     return lambda: path.is_file() and len(path.read_text().splitlines()) >= count
 
 
-def final_weights(output_dir):
-    names = ("model.safetensors", "adapter_model.safetensors")
-    return {k: v for n in names if (p := Path(output_dir) / "final" / n).is_file() for k, v in load_file(p).items()}
-
-
 @pytest.mark.parametrize("peft", exhaustive_but([False], [False, True]), ids=["full", "lora"])
 def test_killed_and_resumed_is_bit_for_bit_the_same(tiny_path, tmp_path, peft):
     options = ALL_ON | {"rollout": "fast" if peft else "trl"}
@@ -73,10 +69,7 @@ def test_killed_and_resumed_is_bit_for_bit_the_same(tiny_path, tmp_path, peft):
     run(tiny_path, killed, options, True, peft, kill_at=lambda: (killed / "checkpoint-9").is_dir())
     run(tiny_path, killed, options, True, peft, kill_at=lines_written(killed, 6))
     run(tiny_path, killed, options, True, peft)
-    whole, resumed = final_weights(tmp_path / "whole"), final_weights(killed)
-    assert whole.keys() == resumed.keys() and len(whole) >= 4
-    for name, value in whole.items():
-        assert value.equal(resumed[name]), name
+    assert_same_weights(tmp_path / "whole" / "final", killed / "final")
     metrics = [(tmp_path / name / "training_metrics.jsonl").read_text() for name in ("whole", "killed")]
     assert metrics[0] == metrics[1]
     logged = [json.loads(line) for line in metrics[0].splitlines()]

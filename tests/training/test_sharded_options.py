@@ -30,21 +30,23 @@ def launched(monkeypatch):
     return launch
 
 
+def assert_refused(message, *arguments, **options):
+    with pytest.raises(ValueError, match=message):
+        config(*arguments, **options)
+
+
 @pytest.mark.parametrize(
     "option", [{"constrain": True}, {"top_p": 0.9}, {"replay_size": 4}, {"reference_mode": "ema", "beta": 0.1}]
 )
 def test_the_first_version_of_fsdp_is_refused_where_only_the_second_works(tmp_path, monkeypatch, launched, option):
     launched("1")
-    with pytest.raises(ValueError, match="use FSDP2"):
-        config(tmp_path, **option)
+    assert_refused("use FSDP2", tmp_path, **option)
     launched("2")
     config(tmp_path, **option)
     monkeypatch.delenv("FSDP_VERSION")  # accelerate then takes the first version
-    with pytest.raises(ValueError, match="use FSDP2"):
-        config(tmp_path, **option)
+    assert_refused("use FSDP2", tmp_path, **option)
     monkeypatch.delenv("ACCELERATE_USE_FSDP")
-    with pytest.raises(ValueError, match="use FSDP2"):
-        config(tmp_path, fsdp=True, fsdp_config={"version": 1}, **option)
+    assert_refused("use FSDP2", tmp_path, fsdp=True, fsdp_config={"version": 1}, **option)
     config(tmp_path, fsdp=True, fsdp_config={"version": 2}, **option)
     config(tmp_path, fsdp=True, **option)
 
@@ -63,21 +65,18 @@ def test_fsdp_must_load_weights_in_all_processes(tmp_path, monkeypatch, launched
     monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")  # as `accelerate launch` sets it by default
     config(tmp_path)
     launched(efficient="true")
-    with pytest.raises(ValueError, match="fsdp_cpu_ram_efficient_loading: false"):
-        config(tmp_path)
+    assert_refused("fsdp_cpu_ram_efficient_loading: false", tmp_path)
 
 
 def test_fsdp_must_save_whole_weights(tmp_path, monkeypatch, launched):
     """Otherwise transformers saves no model at the end of the training."""
+    message = "SHARDED_STATE_DICT would save no model"
     launched(checkpoints="SHARDED_STATE_DICT")
-    with pytest.raises(ValueError, match="SHARDED_STATE_DICT would save no model"):
-        config(tmp_path)
+    assert_refused(message, tmp_path)
     monkeypatch.delenv("FSDP_STATE_DICT_TYPE")  # accelerate then saves shards
-    with pytest.raises(ValueError, match="SHARDED_STATE_DICT would save no model"):
-        config(tmp_path)
+    assert_refused(message, tmp_path)
     monkeypatch.delenv("ACCELERATE_USE_FSDP")
-    with pytest.raises(ValueError, match="SHARDED_STATE_DICT would save no model"):
-        config(tmp_path, fsdp=True, fsdp_config={"state_dict_type": "SHARDED_STATE_DICT"})
+    assert_refused(message, tmp_path, fsdp=True, fsdp_config={"state_dict_type": "SHARDED_STATE_DICT"})
 
 
 def test_zero3_must_save_whole_weights(tmp_path):

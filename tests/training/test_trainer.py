@@ -12,6 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 from tests.support.enumerated import allowed_in, assert_exact_policy_gradient, every_completion
 from tests.support.exhaustive import exhaustive_but
 from tests.support.loss_oracle import masked_logps_and_entropies
+from tests.support.scripted import FixedTrainer
 from tests.support.toy import LETTERS, LettersConstraint, ToyTask
 from tests.support.training import QUIET, config, parameters, timeless, toy_trainer
 from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
@@ -26,30 +27,29 @@ def count_letters(completions, **kwargs):
     return [sum(map(text.count, LETTERS)) / 5 + 0.01 * len(text) for text in completions]
 
 
+def assert_trl_bit_for_bit(model, folder, peft_config=None, **options):
+    """Train with TRL and with this package: the weights are equal. Return the logs of both."""
+    weights, logs = [], []
+    for trainer_class, config_class in ((GRPOTrainer, GRPOConfig), (TaskGRPOTrainer, TaskGRPOConfig)):
+        settings = {name: value for name, value in QUIET.items() if name not in OURS} | options
+        args = config_class(output_dir=str(folder / trainer_class.__name__), **settings)
+        trainer = trainer_class(model, count_letters, args, PROMPTS, peft_config=peft_config)
+        trainer.train()
+        weights.append(parameters(trainer))
+        logs.append([timeless(line) for line in trainer.state.log_history])
+    assert weights[0].keys() == weights[1].keys()
+    for name, value in weights[0].items():
+        assert value.equal(weights[1][name]), name
+    return logs
+
+
 @pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("options", [{}, {"beta": 0.1, "num_iterations": 2, "steps_per_generation": 2}])
 def test_at_default_options_it_is_trl_bit_for_bit(tiny_path, tmp_path, peft, options):
-    results = []
-    for trainer_class, config_class in ((GRPOTrainer, GRPOConfig), (TaskGRPOTrainer, TaskGRPOConfig)):
-        settings = (
-            {k: v for k, v in QUIET.items() if k not in OURS} | {"max_steps": 5, "num_train_epochs": 9} | options
-        )
-        trainer = trainer_class(
-            model=tiny_path,
-            reward_funcs=count_letters,
-            args=config_class(output_dir=str(tmp_path / trainer_class.__name__), **settings),
-            train_dataset=PROMPTS,
-            peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if peft else None,
-        )
-        before = parameters(trainer)
-        trainer.train()
-        after = parameters(trainer)
-        assert any(not torch.equal(before[name], after[name]) for name in before), "nothing was trained"
-        results.append((after, [timeless(line) for line in trainer.state.log_history]))
-    (trl_parameters, trl_logs), (our_parameters, our_logs) = results
-    assert trl_parameters.keys() == our_parameters.keys()
-    for name, value in trl_parameters.items():
-        assert torch.equal(value, our_parameters[name]), name
+    adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if peft else None
+    options = {"max_steps": 5, "num_train_epochs": 9, **options}
+    trl_logs, our_logs = assert_trl_bit_for_bit(tiny_path, tmp_path, adapter, **options)
+    assert any(line.get("grad_norm") for line in trl_logs), "nothing was trained"
     # What ours logs beside TRL's: log-probs as sampled against those of training.
     assert all(line.get("sampling/logp_difference_max", 0) < 1e-4 for line in our_logs)
     ours_alone = ("sampling/logp_difference_mean", "sampling/logp_difference_max")
@@ -61,43 +61,18 @@ def test_a_task_with_default_options_trains_as_trl_with_its_reward_functions(tin
     ours = toy_trainer(tiny_path, tmp_path / "ours", max_steps=3)
     ours.train()
 
-    def match(completions, row, **kwargs):
-        return [task.score(json.loads(r), c).components["match"] for r, c in zip(row, completions, strict=True)]
+    def match(completions, row, name="match", **kwargs):
+        return [task.score(json.loads(r), c).components[name] for r, c in zip(row, completions, strict=True)]
 
     def short(completions, row, **kwargs):
-        return [task.score(json.loads(r), c).components["short"] for r, c in zip(row, completions, strict=True)]
+        return match(completions, row, "short")
 
     settings = {k: v for k, v in QUIET.items() if k not in OURS} | {"max_steps": 3, "reward_weights": [1.0, 0.1]}
-    theirs = GRPOTrainer(
-        model=tiny_path,
-        reward_funcs=[match, short],
-        args=GRPOConfig(output_dir=str(tmp_path / "theirs"), **settings),
-        train_dataset=ours.train_dataset,
-    )
+    args = GRPOConfig(output_dir=str(tmp_path / "theirs"), **settings)
+    theirs = GRPOTrainer(tiny_path, [match, short], args, ours.train_dataset)
     theirs.train()
     for name, value in parameters(theirs).items():
         torch.testing.assert_close(value, parameters(ours)[name], atol=1e-6, rtol=1e-5, msg=name)
-
-
-class FixedTrainer(TaskGRPOTrainer):
-    """Samples nothing: completions come from a list, in order."""
-
-    fixed: list = []
-
-    def _start(self, rows):
-        return self.state.global_step * rows
-
-    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
-        start = self._start(len(prompt_ids))
-        chosen = [self.fixed[(start + i) % len(self.fixed)] for i in range(len(prompt_ids))]
-        return [self._tokenizer(text)["input_ids"] + [self._tokenizer.eos_token_id] for text in chosen], None
-
-
-class PlacedTrainer(FixedTrainer):
-    """A completion is a function of the step and of its place in the batch that is gathered over processes."""
-
-    def _start(self, rows):
-        return self.accelerator.process_index * rows + 5 * self.state.global_step
 
 
 @pytest.mark.parametrize(
@@ -247,26 +222,6 @@ def test_the_expected_update_is_the_exact_gradient(tiny_path, tmp_path):
     assert_exact_policy_gradient(trainer, row, completions, rewards)
 
 
-def test_samples_follow_the_constrained_policy(tiny_path, tmp_path):
-    """Chi-square of many samples against the exact probabilities of the first letter and of ending."""
-    trainer = toy_trainer(tiny_path, tmp_path, constrain=True, max_completion_length=4)
-    trainer.model.eval()
-    trainer.num_generations_eval = 64
-    example = trainer.train_dataset[0]
-    first = dict.fromkeys(LETTERS, 0)
-    for _ in range(8):
-        output = trainer._generate_and_score_completions([example] * 64)
-        for token in output["completion_ids"][:, 0].tolist():
-            first[trainer._tokenizer.convert_ids_to_tokens(token)] += 1
-    ids = trainer._tokenizer(json.loads(example["row"])["prompt"], return_tensors="pt")["input_ids"]
-    with torch.no_grad():
-        logits = trainer.model(input_ids=ids).logits[0, -1].double()
-    probabilities = logits[trainer._tokenizer.convert_tokens_to_ids(list(LETTERS))].softmax(0)
-    n = sum(first.values())
-    chi2 = sum((first[l] - n * p) ** 2 / (n * p) for l, p in zip(LETTERS, probabilities.tolist(), strict=True))
-    assert n == 512 and chi2 < 16.3  # 3 degrees of freedom: exceeded once in a thousand
-
-
 @pytest.mark.parametrize("rollout", exhaustive_but(["fast"], ["trl", "fast"]))
 def test_constrained_samples_are_allowed_and_learn(tiny_path, tmp_path, rollout):
     options = {"max_steps": 60, "per_device_train_batch_size": 32, "num_generations": 8, "rollout": rollout}
@@ -332,12 +287,6 @@ def test_a_constraint_says_when_it_waits_for_another_end_than_the_chat_writes(ti
     other_end = "{% for m in messages %}{{ m['content'] }}<unk>{% endfor %}"
     for template, hints in ((tokenizer.chat_template, False), (other_end, True)):
         tokenizer.chat_template = template
-        TaskGRPOTrainer(
-            tiny_path,
-            reward_funcs=lambda completions, **_: [0.0] * len(completions),
-            args=config(tmp_path, constrain=True),
-            train_dataset=rows,
-            processing_class=tokenizer,
-            constraint=LettersConstraint(tokenizer),
-        )
+        more = {"processing_class": tokenizer, "constraint": LettersConstraint(tokenizer)}
+        TaskGRPOTrainer(tiny_path, count_letters, config(tmp_path, constrain=True), rows, **more)
         assert ("hint: the chat template ends an answer with '<unk>'" in capsys.readouterr().out) == hints
