@@ -39,7 +39,7 @@ Position = tuple[frozenset[int], bytes]  # numbers of stacks that begin with a s
 
 
 class UnknownGrammarError(ValueError):
-    """The grammar has a construct whose texts cannot be completed here, such as tags with triggers, or left recursion."""
+    """The grammar has a construct whose texts cannot be completed here: tags with triggers, or left recursion."""
 
 
 class _Set(tuple[tuple[int, int], ...]):
