@@ -1,7 +1,6 @@
 """Tasks of reasoning-gym: every data set keeps the contract of `Task`, and scores are those of its own scorer."""
 
 import functools
-import json
 import os
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from trl_grpo_tasks.adapters import expressions
 from trl_grpo_tasks.adapters.reasoning_gym_data import UNSTABLE, USABLE_LEVELS, levels_of
 from trl_grpo_tasks.commands.check import GARBAGE, check_task
 from trl_grpo_tasks.registry import get_task
-from trl_grpo_tasks.rewards.executor import RewardExecutor
 from trl_grpo_tasks.task import NoAnswerError
 
 factory = pytest.importorskip("reasoning_gym.factory", reason="pip install 'trl_grpo_tasks[reasoning_gym]'")
@@ -205,11 +203,3 @@ def test_any_text_gets_a_score(text, name):
     task, row = task_and_row(name)
     score = task.score(row, text)
     assert 0 <= score.total <= 1 and (score.valid or score.reason)
-
-
-def test_workers_score_as_this_process():
-    task = get_task("reasoning_gym:graph_color+word_ladder", {"gym_config": '{"graph_color": {"num_colors": 4}}'})
-    rows = task.dataset("train", 4, 0)
-    with RewardExecutor(task, 1, 60) as executor:
-        outcomes = executor.submit([json.dumps(row) for row in rows] * 2, [*map(task.gold, rows), *"abcd"]).result()
-    assert [outcome.score.success for outcome in outcomes] == [True] * 4 + [False] * 4

@@ -10,8 +10,8 @@ import random
 import pytest
 
 from tests.support.tokenizer_makes import byte_level
+from tests.support.walks import allows
 from trl_grpo_tasks.commands.check import check_task
-from trl_grpo_tasks.constraints import unpack
 from trl_grpo_tasks.constraints.turns import split_turns
 from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards.executor import RewardExecutor
@@ -157,14 +157,8 @@ def test_turns_are_calls_that_fit_the_methods(make):
         (call("guess", number="two"), False),
         (call("reset"), False),
     ):
-        state = constraint.start(ROWS[0])
         ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-        allowed = True
-        for token in ids:
-            allowed = allowed and bool(unpack(state.mask(), constraint.vocab_size)[token])
-            if allowed:
-                state.accept(token)
-        assert (allowed and state.finished) == is_allowed
+        assert allows(constraint, ROWS[0], ids) == is_allowed
 
 
 def add(a: int, b: int = 1) -> int:

@@ -8,8 +8,6 @@ from functools import partial
 import pytest
 from trl.rewards import think_format_reward
 
-from trl_grpo_tasks.commands import main as cli
-from trl_grpo_tasks.commands import train
 from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.registry import find_task_class, get_task
 from trl_grpo_tasks.rewards.executor import RewardExecutor
@@ -107,14 +105,6 @@ def test_accuracy_of_trl(make):
         assert [None if score is None else score.total for score in scores] == expected
 
 
-def test_workers_give_the_same_scores(make):
-    task = make(THINK, CHATS)
-    row = json.dumps(rows_of(task)[0])
-    with RewardExecutor(task, workers=1) as executor:
-        outcomes = executor.submit([row] * len(TEXTS), TEXTS).result()
-    assert [outcome.score for outcome in outcomes] == [task.score(json.loads(row), text) for text in TEXTS]
-
-
 def test_columns_reach_the_function_as_in_trl(make):
     rows = [{"prompt": "a", "answer": "x"}, {"prompt": "b", "answer": "y", "split_by": None}]
     task = make("exact", rows, test_fraction=0)
@@ -163,20 +153,10 @@ def test_errors_of_the_function_are_reasons(make, spec, message):
 # ---- data
 
 
-@pytest.mark.parametrize("suffix", ["json", "jsonl", "csv", "parquet"])
-def test_every_format_gives_the_same_rows(tmp_path, suffix):
-    import pyarrow
-    import pyarrow.parquet
-
+def test_rows_are_split_by_their_prompts(make):
+    """Formats of files: tests/tasks/prompts/test_data.py."""
     rows = [{"prompt": f"p{n}", "answer": f"a{n}"} for n in range(20)]
-    path = tmp_path / f"rows.{suffix}"
-    if suffix == "parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    else:
-        lines = {"json": [json.dumps(rows)], "jsonl": map(json.dumps, rows),
-                 "csv": ["prompt,answer", *(",".join(row.values()) for row in rows)]}  # fmt: skip
-        path.write_text("\n".join(lines[suffix]))
-    task = get_task(f"{HERE}:only_completions", {"dataset": str(path)})
+    task = make("only_completions", rows)
     train_rows, test_rows = task.dataset("train", None, 0), task.dataset("test", None, 0)
     assert (len(train_rows), len(test_rows)) == (18, 2)
     assert sorted(train_rows + test_rows, key=lambda row: int(row["prompt"][1:])) == rows
@@ -232,7 +212,7 @@ def test_a_function_that_needs_what_is_not_there_is_refused(make):
         make("exact", [{"prompt": "a", "solution": "x"}])
 
 
-# ---- commands
+# ---- the command `check`; training: tests/test_readme.py runs the commands of docs/guides/other_libraries.md
 
 
 def test_check_says_what_it_cannot_check(make):
@@ -254,27 +234,3 @@ def test_check_says_what_it_cannot_check(make):
     assert "-   bad answers: none is known, so it is not checked that an answer can fail" in lines
     with pytest.raises(NoAnswerError, match="--gold_column"):
         always.gold(rows_of(always)[0])
-
-
-@pytest.mark.exhaustive
-def test_train_eval_and_report(tmp_path, monkeypatch, capsys):
-    """A run folder names code, so its task is not loaded from it."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "short_reward.py").write_text(
-        "def short(completions, **columns):\n    return [1.0 / (1 + len(text)) for text in completions]\n"
-    )
-    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"prompt": text, "gold": "x"}) for text in "abcdef"))
-    small = "--use_cpu true --bf16 false --samples 2 --eval_rows 1 --report_to none --max_completion_length 4"
-    words = ["--task", "trl:short_reward:short", "--dataset", "rows.jsonl", "--success_at", "0.5", *small.split()]
-    steps = "--max_steps 2 --num_generations 4 --per_device_train_batch_size 4 --cold_start_steps 2 --output_dir run"
-    assert train.main([*words, *steps.split()]) == 0
-    assert cli.main(["eval", "trained=run", *words, "--out", "evaluated"]) == 0
-    results = json.loads((tmp_path / "evaluated" / "evaluation.json").read_text())
-    assert results["task"] == "short" and 0 < results["evaluations"][0]["metrics"]["reward"] <= 1
-    capsys.readouterr()
-    assert cli.main(["report", "run"]) != 0
-    refused = capsys.readouterr().err
-    for part in ("names code to run", "(the task)", "--task trl:short_reward:short", "--dataset rows.jsonl"):
-        assert part in refused
-    assert cli.main(["report", "run", *words[:6]]) == 0
-    assert "short" in (tmp_path / "run" / "report.html").read_text()

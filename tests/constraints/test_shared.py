@@ -1,5 +1,7 @@
 """Shared states: they give the masks and forced tokens of independent states, for random sequences of operations."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -181,65 +183,52 @@ def check_numbers(states, oracles, table):
             assert table.ids(number).tolist() == tokens_of(state.mask())
 
 
-class CountedForks:
-    """A constraint that counts how often `accept` and `fork` of its states are called."""
-
-    vocab_size = len(TOKENIZER)
-
-    def __init__(self):
-        self.accepted = self.forks = 0
-
-    def start(self, row):
-        return CountedState(self, TREE.start(row))
+@pytest.fixture
+def counter(monkeypatch):
+    """Counts how often `accept` and `fork` of the states of TREE are called."""
+    counter, kind = Counter(), type(TREE.start({"pattern": PATTERNS[0]}))
+    for name in ("accept", "fork"):
+        monkeypatch.setattr(kind, name, counted(counter, name, getattr(kind, name)))
+    return counter
 
 
-class CountedState:
-    def __init__(self, counter, state):
-        self._counter, self._state, self.origin = counter, state, state.origin
+def counted(counter, name, method):
+    def call(*args):
+        counter[name] += 1
+        return method(*args)
 
-    def __getattr__(self, name):
-        return getattr(self._state, name)
-
-    def accept(self, token):
-        self._counter.accepted += 1
-        self._state.accept(token)
-
-    def fork(self):
-        self._counter.forks += 1
-        return CountedState(self._counter, self._state.fork())
+    return call
 
 
-def test_equal_beginnings_are_computed_once():
-    counter = CountedForks()
-    states = SharedStates(counter, MaskTable(len(TOKENIZER)))
+def test_equal_beginnings_are_computed_once(counter):
+    states = SharedStates(TREE, MaskTable(len(TOKENIZER)))
     slots = list(range(8))
     rows = [{"pattern": PATTERNS[0]} for _ in slots]  # equal, but not the same object
     ten, twelve, x = TOKENIZER.convert_tokens_to_ids(["10", "12", "x"])
     states.start(slots, rows)
     states.accept(slots, [twelve] * 8)
     states.accept(slots, [x] * 8)
-    assert (counter.accepted, counter.forks) == (2, 2)
+    assert (counter["accept"], counter["fork"]) == (2, 2)
     states.accept(slots, [ten] * 4 + [twelve] * 4)
-    assert (counter.accepted, counter.forks) == (4, 4)
+    assert (counter["accept"], counter["fork"]) == (4, 4)
     states.accept(slots, [x] * 8)
-    assert (counter.accepted, counter.forks) == (6, 6)
+    assert (counter["accept"], counter["fork"]) == (6, 6)
 
 
-def test_a_row_that_is_alone_never_forks_and_leaves_nothing_behind():
-    counter = CountedForks()
-    states = SharedStates(counter, MaskTable(len(TOKENIZER)))
+def test_a_row_that_is_alone_never_forks_and_leaves_nothing_behind(counter):
+    states = SharedStates(TREE, MaskTable(len(TOKENIZER)))
     twelve, x = TOKENIZER.convert_tokens_to_ids(["12", "x"])
     states.start([0, 1], [{"pattern": PATTERNS[0]}] * 2)
     states.accept([0], [twelve])
-    assert counter.forks == 1  # row 1 is still at the beginning
+    assert counter["fork"] == 1  # row 1 is still at the beginning
     left = states._nodes[0]
     states.accept([0], [x])
-    assert counter.forks == 1 and left.state is None and not left.edges
+    assert counter["fork"] == 1 and left.state is None and not left.edges
     states.accept([1], [twelve])  # the node after this token is closed, so it is computed again
-    assert (counter.accepted, counter.forks) == (3, 1)
+    assert (counter["accept"], counter["fork"]) == (3, 1)
     states.restart(1, [twelve, x])
     states.release(0)
-    assert (counter.accepted, counter.forks) == (5, 1)
+    assert (counter["accept"], counter["fork"]) == (5, 1)
 
 
 def test_disallowed_tokens_are_errors_and_long_forced_texts_are_cut():

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.support.paths import DATA
 from tests.support.tokenizer_makes import MAKES, constraints_for, every_make
+from tests.support.walks import random_tokens
 from trl_grpo_tasks.constraints import (
     ChoiceTreeConstraint,
     Grammar,
@@ -26,11 +27,11 @@ from trl_grpo_tasks.constraints import (
     replay,
     unpack,
 )
-from trl_grpo_tasks.constraints.base import pack_ids, words_for
-from trl_grpo_tasks.constraints.grammar import separators
+from trl_grpo_tasks.constraints.base import pack_ids
+from trl_grpo_tasks.constraints.budget import within
 from trl_grpo_tasks.constraints.think import split_thought
 
-VECTORS = [each for each in json.loads((DATA / "think_vectors.json").read_text()) if "limit" not in each]
+VECTORS = json.loads((DATA / "think_vectors.json").read_text())
 
 
 def texts_constraint(vocabulary, texts):
@@ -111,18 +112,32 @@ def joined(vocabulary, tokens):
 # The vectors
 
 
+class Spelled:
+    """A tokenizer that encodes as the vector says."""
+
+    def __init__(self, spelled):
+        self._spelled = spelled
+
+    def encode(self, text, add_special_tokens):
+        return self._spelled.get(text, [])
+
+
 @pytest.mark.parametrize("vector", VECTORS, ids=[each["name"] for each in VECTORS])
 def test_vectors(vector):
+    """Some have a limit on the whole completion: see test_budget.py."""
     spellings = [None if text is None else text.encode("latin-1") for text in vector["vocab"]]
     vocabulary = Vocabulary([*spellings[: vector["eos"]], None, *spellings[vector["eos"] + 1 :]], vector["eos"])
-    kind, given_texts = vector["answer"]
-    if kind == "plus":
-        inner = GrammarConstraint(vocabulary, Grammar.regex(f"[{given_texts}]+"))
+    kind, answers = vector["answer"]
+    if kind in ("plus", "brackets"):
+        grammar = Grammar.regex(f"[{answers}]+") if kind == "plus" else Grammar.ebnf('root ::= "[" root* "]"')
+        inner = GrammarConstraint(vocabulary, grammar)
     else:
-        inner = texts_constraint(vocabulary, [text.encode("latin-1") for text in given_texts])
+        inner = texts_constraint(vocabulary, [text.encode("latin-1") for text in answers])
+    if "spelled" in vector:
+        inner = OneSpelling(Spelled(vector["spelled"]), inner)
     limits = {"least_tokens": vector.get("min_think", 0), "most_tokens": vector.get("max_think")}
     markers = [marker.encode("latin-1").decode() for marker in vector["markers"]]
-    constraint = ThinkThen(vocabulary, inner, markers, **limits)
+    constraint = within(ThinkThen(vocabulary, inner, markers, **limits), vector.get("limit"))
     for each in (constraint, dill.loads(dill.dumps(constraint, recurse=True))):  # workers get a copy
         for case in vector["cases"]:
             state = each.start({})
@@ -191,69 +206,19 @@ def test_any_limits_on_the_thought(problem, least, more, has_all_bytes, data):
     walk(constraint, language, lambda allowed: data.draw(st.sampled_from(allowed)), length, has_all_bytes)
 
 
-@settings(max_examples=60)
-@given(problems(), st.data())
-def test_xgrammars_structural_tag_agrees_for_a_marker_without_border(problem, data):
-    """A marker with a border, such as `##`, may end later in xgrammar's tag."""
-    import xgrammar
-
-    vocabulary, (marker, *_), texts = problem
-    assume(not any(marker.startswith(marker[n:]) for n in range(1, len(marker))) and marker.isascii())
-    literals = " | ".join(map(json.dumps, texts))
-    thought = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": marker}
-    parts = [thought, {"type": "grammar", "grammar": f"root ::= {literals}"}]
-    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": parts}}
-    spellings = [spelling or b"" for spelling in vocabulary.bytes_of]
-    spellings += separators(spellings[: vocabulary.eos] + spellings[vocabulary.eos + 1 :])
-    info = xgrammar.TokenizerInfo(spellings, xgrammar.VocabType.RAW, stop_token_ids=[vocabulary.eos])
-    compiler = xgrammar.GrammarCompiler(info, cache_enabled=False)
-    matcher = xgrammar.GrammarMatcher(compiler.compile_grammar(xgrammar.Grammar.from_structural_tag(json.dumps(tag))))
-    state = ThinkThen(vocabulary, answers_under(vocabulary, texts, "grammar"), marker).start({})
-    for _ in range(8):
-        filled = np.zeros(words_for(len(spellings)), dtype=np.int32)
-        matcher.fill_next_token_bitmask(filled)
-        theirs = set(np.flatnonzero(unpack(filled, len(spellings))).tolist()) & set(range(vocabulary.size))
-        if not all(utf8_prefix(spellings[id]) for id in range(vocabulary.size)):
-            # its any_text is a text of whole characters; ours is of any bytes
-            theirs |= {id for id in tokens_of(state, vocabulary) if not utf8_prefix(spellings[id])}
-        assert tokens_of(state, vocabulary) == theirs
-        whole = sorted(id for id in theirs if id == vocabulary.eos or is_utf8(spellings[id]))
-        assume(whole)
-        token = data.draw(st.sampled_from(whole))
-        assert matcher.accept_token(token)
-        state.accept(token)
-        if state.finished:
-            return
-
-
-def is_utf8(spelling):
-    try:
-        spelling.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def utf8_prefix(spelling):
-    return any(is_utf8(spelling + rest) for rest in (b"", b"\xa9", b"\x82\xac", b"\xac"))
-
-
 # Real tokenizers, special tokens, free answers
 
 
 @every_make
 def test_every_kind_of_tokenizer(tokenizer):
     """Decoded completions are split at the marker into a thought and an allowed answer, whatever the decoder drops."""
-    vocabulary, chance = Vocabulary.of(tokenizer), random.Random(0)
+    chance = random.Random(0)
     marker = ")," if "(" in tokenizer.get_vocab() else ",1"
     for kind, inner in constraints_for(tokenizer, {"1", " 10", "x1"}).items():
         for spelled in (inner, OneSpelling(tokenizer, inner)):
             constraint = ThinkThen(tokenizer, spelled, marker, most_tokens=6)
             for _ in range(12):
-                state, tokens = constraint.start({}), []
-                while not state.finished:
-                    tokens.append(chance.choice(sorted(tokens_of(state, vocabulary))))
-                    state.accept(tokens[-1])
+                tokens = random_tokens(constraint, {}, chance)
                 thought, answer = split_thought(tokenizer.decode(tokens, skip_special_tokens=True), [marker])
                 if "\ufffd" not in thought:  # byte fallback replaces what stands beside bytes that are no text
                     assert answer in {"1", " 10", "x1"}, (kind, tokens)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.tokenizer_makes import byte_level
+from tests.support.walks import allows
 from trl_grpo_tasks.constraints import unpack
 from trl_grpo_tasks.constraints.budget import within
 from trl_grpo_tasks.constraints.grammar import GrammarConstraint
@@ -63,17 +64,9 @@ def constraints(tokenizer):
     return made
 
 
-def allows(constraint, tokenizer, text):
-    state = constraint.start({"prompt": "q"})
-    for token in [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]:
-        is_allowed = unpack(state.mask(), constraint.vocab_size)[token]
-        try:
-            state.accept(token)
-        except ValueError:
-            assert not is_allowed
-            return False
-        assert is_allowed
-    return state.finished
+def is_allowed(constraint, tokenizer, text):
+    ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    return allows(constraint, {"prompt": "q"}, ids)
 
 
 def is_turn(text, form, marker):
@@ -117,7 +110,7 @@ TEXTS = ["", "a thought", "a <tool", "x #### 12", "#### -3", "#### 123456", "###
 @pytest.mark.parametrize("form", [HERMES, LLAMA], ids=["hermes", "llama"])
 @pytest.mark.parametrize("marker", ["####", ""])
 def test_exactly_the_described_turns_are_allowed(constraints, tokenizer, form, marker):
-    found = {text: allows(constraints[form, marker], tokenizer, text) for text in TEXTS}
+    found = {text: is_allowed(constraints[form, marker], tokenizer, text) for text in TEXTS}
     expected = {text: is_turn(text, form, marker) for text in TEXTS}
     assert found == expected
     assert any(found.values()) and (not all(found.values()) or not (marker or form.begin))
@@ -128,7 +121,7 @@ def test_exactly_the_described_turns_are_allowed(constraints, tokenizer, form, m
 def test_any_text_is_parsed_and_allowed_calls_are_found(constraints, tokenizer, text):
     found = parse_call(text)
     assert found is None or isinstance(found, Call)
-    if allows(constraints[HERMES, "####"], tokenizer, text):
+    if is_allowed(constraints[HERMES, "####"], tokenizer, text):
         assert is_turn(text, HERMES, "####")
         assert (found is None) == ("####" in text.split("<tool_call>")[0])
 

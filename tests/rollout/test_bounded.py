@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.support.families import FAMILIES, SIZES, SOME_FAMILIES
 from tests.support.rollouts import EOS, MODELS, PAGED, TOKENIZER, Paged, dense_logps, tiny
@@ -57,39 +55,6 @@ def check(model, prompts, out, length, temperature=1.0, constraint=None, rows=No
         if constraint is not None:
             assert masks == [table.number_of(mask) for mask in replay(constraint, rows[i], ids)]
         assert logps == pytest.approx(dense_logps(model, prompt, ids, masks, table, temperature), abs=1e-4)
-
-
-@settings(max_examples=8)
-@given(
-    st.lists(st.tuples(st.sampled_from(PROMPTS), st.sampled_from(PATTERNS)), min_size=1, max_size=7),
-    st.integers(1, 14),
-    st.booleans(),
-)
-def test_greedy_results_do_not_depend_on_the_batch_size(given_rows, length, is_constrained):
-    model, table = MODELS["qwen2"], MaskTable(VOCABULARY)
-    prompts, rows = [prompt for prompt, _ in given_rows], [{"pattern": pattern} for _, pattern in given_rows]
-    options = {"constraint": CONSTRAINT, "rows": rows, "table": table} if is_constrained else {}
-    results = [
-        rollout(model, prompts, max_new_tokens=length, eos_token_ids=[EOS], temperature=0, decoder=decoder,
-                batch_size=batch_size, **options).completion_ids
-        for decoder in (None, PAGED["qwen2"])
-        for batch_size in (1, 2, 3, None)
-    ]  # fmt: skip
-    assert all(result == results[0] for result in results)
-
-
-@pytest.mark.parametrize("length", [3, 4, 13])
-@pytest.mark.parametrize("batch_size", [2, None])
-@pytest.mark.parametrize("temperature", [0, 1.3])
-def test_several_tokens_per_call(length, batch_size, temperature):
-    """Rows end within a chunk of tokens, at its end, and after tokens that were sampled but not read."""
-    model, prompts = MODELS["llama"], PROMPTS * 3
-    torch.manual_seed(length)
-    out = rollout(model, prompts, max_new_tokens=length, eos_token_ids=[EOS], temperature=temperature,
-                  decoder=PAGED["llama"], batch_size=batch_size)  # fmt: skip
-    check(model, prompts, out, length, temperature or 1.0)
-    if temperature and length == 13:
-        assert len({len(ids) for ids in out.completion_ids}) > 3
 
 
 @pytest.mark.parametrize("is_constrained", [False, True], ids=["free", "constrained"])

@@ -44,17 +44,6 @@ def check_run(table, out):
     check(MODELS["llama"], PROMPTS_OF_ROWS, out, NEW_TOKENS, constraint=CONSTRAINT, rows=ROWS, table=table)
 
 
-@pytest.mark.parametrize("batch_size", exhaustive_but([None], [7, None]))
-def test_greedy_results_do_not_depend_on_the_number_of_groups(held_by, batch_size, monkeypatch):
-    table, results = MaskTable(VOCABULARY), []
-    for count in (1, 2, 3, 4):
-        monkeypatch.setattr(engine, "group_count", lambda *_, count=count: count)
-        results.append(run(table, temperature=0, batch_size=batch_size))
-    for other in results[1:]:
-        assert (other.completion_ids, other.masks) == (results[0].completion_ids, results[0].masks)
-        assert all(a == pytest.approx(b, abs=1e-4) for a, b in zip(other.logps, results[0].logps, strict=True))
-
-
 @pytest.mark.parametrize(
     ("batch_size", "edits"), exhaustive_but([(3, 3), (None, 0)], list(itertools.product([3, 7, None], [0, 3])))
 )

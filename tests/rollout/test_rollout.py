@@ -98,6 +98,8 @@ class RandomEditor:
 )
 @example("filters", [(SOME_PROMPTS[1], None)] * 3 + [(SOME_PROMPTS[4], None)], 14, 1.0, 3, 0, True, 0)
 @example("filters", [(SOME_PROMPTS[1], None)] * 3, 5, 0.7, None, 1, False, 2)
+@example(None, [(prompt, None) for prompt in SOME_PROMPTS * 3], 13, 1.3, 2, 0, True, 0)  # several tokens per call
+@example(None, [(prompt, None) for prompt in SOME_PROMPTS * 3], 3, 1.3, None, 0, True, 0)
 def test_any_batch_under_any_constraint(kind, given_rows, length, temperature, batch_size, seed, is_paged, times):
     """Without an editor and after any number of deletions, in any number of places: masks equal those of a replay,
     log-probs equal those of a plain forward pass, and forced tokens are certain."""

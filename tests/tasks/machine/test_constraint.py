@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.tokenizer_makes import MAKES
+from tests.support.walks import random_tokens
 from tests.tasks.machine.test_tree import car, catapult, random_machine
-from trl_grpo_tasks.constraints import Vocabulary, unpack
+from trl_grpo_tasks.constraints import Vocabulary
 from trl_grpo_tasks.tasks.machine import ConstructionTree
 from trl_grpo_tasks.tasks.machine import constraint as constraint_module
 from trl_grpo_tasks.tasks.machine.blocks import BLOCKS, PROMPT_BLOCKS
@@ -87,12 +88,7 @@ def test_random_tokens_under_the_mask_make_valid_machines(make):
     constraint = machine_constraint(tokenizer, PROMPT_BLOCKS, 4)
     rng = random.Random(1)
     for _ in range(3):
-        state, ids = constraint.start({}), []
-        while not state.finished:
-            allowed = unpack(state.mask(), constraint.vocab_size).nonzero()[0]
-            ids.append(int(rng.choice(allowed)))
-            state.accept(ids[-1])
-        text = tokenizer.decode(ids[:-1])
+        text = tokenizer.decode(random_tokens(constraint, {}, rng)[:-1])
         assert ConstructionTree.parse(text).validate() == [], text
 
 

@@ -16,13 +16,13 @@ from PIL import Image
 from tests.commands.test_recipes import save_small
 from tests.support.exhaustive import exhaustive_but
 from tests.support.paths import RECIPES
+from tests.support.walks import random_tokens
 from tests.tasks.machine.test_constraint import SIGNS, VOCABULARY, spells
 from tests.tasks.machine.test_tree import car, catapult
 from trl_grpo_tasks import get_task
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.arguments import parse as parse_arguments
 from trl_grpo_tasks.commands.check import check_task
-from trl_grpo_tasks.constraints import unpack
 from trl_grpo_tasks.models.tiny import make_tokenizer
 from trl_grpo_tasks.tasks.machine import (
     ConstructionTree,
@@ -56,19 +56,17 @@ def make(**options):
 
 
 AUTHORS = {"trials": ["catapult", "rings"], "scoring": "authors", "grammar": "schema"}
+BREAKAGE = {"breakage": True, "manual": True, "trials": ["car"]}
+REASONING = {"reasoning": True, "manual": True, "trials": ["catapult"]}
 
 
 @pytest.mark.parametrize(
     "options",
-    exhaustive_but([AUTHORS], [{}, {"trials": list(TRIALS)}, AUTHORS]),
-    ids=["default", "all_trials", "authors"],
+    exhaustive_but([AUTHORS, BREAKAGE, REASONING], [{"trials": list(TRIALS)}, AUTHORS, BREAKAGE, REASONING]),
+    ids=["all_trials", "authors", "breakage", "reasoning"],
 )
 def test_contract(options):
-    check_task(make(**options), size=6)
-
-
-def test_contract_with_breakage_and_manual():
-    check_task(make(breakage=True, manual=True, trials=["car"]), size=3)
+    check_task(make(**options), size=3 if "manual" in options else 6)
 
 
 # ---- gold machines and rows
@@ -260,7 +258,6 @@ def test_a_hand_computed_explanation():
 def test_reasoning_needs_a_pretrained_model_without_constraint(tmp_path, capsys):
     task = make(reasoning=True)
     assert task.constraint(None) is None and task.tiny() is None
-    check_task(make(reasoning=True, manual=True, trials=["catapult"]), size=3)
     row = task.row_of("a small car")
     assert row["prompt"][-1]["content"].endswith("First say what the blocks do, then give the machine.")
     assert task.row_of(row["prompt"][-1]["content"]) == row
@@ -278,11 +275,7 @@ def test_the_tiny_model_never_reaches_a_dead_end(with_manual):
     constraint, rng = task.constraint(tokenizer), random.Random(0)
     row = task.dataset("train", 1, 0)[0]
     for _ in range(12):
-        state, ids = constraint.start(row), []
-        while not state.finished:
-            allowed = unpack(state.mask(), constraint.vocab_size).nonzero()[0]
-            ids.append(int(rng.choice(allowed)))
-            state.accept(ids[-1])
+        ids = random_tokens(constraint, row, rng)
         blocks = ConstructionTree.parse(tokenizer.decode(ids[:-1])).blocks
         assert ConstructionTree(blocks).validate() == []
         # The start block, four tokens per other block, two more per two-ended block, the bracket, and the end token.

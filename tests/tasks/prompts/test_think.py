@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.prompt_files import SCHEMA, from_rows, make
+from tests.support.walks import allowed_tokens, allows
 from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.constraints import ThinkThen
 from trl_grpo_tasks.models.tiny import make_tokenizer
@@ -49,10 +50,7 @@ def test_gold_answers_succeed_and_are_allowed(generator, marker):
     for row in task.dataset("train", 12, 0):
         gold = task.gold(row)
         assert task.score(row, gold).success and not task.score(row, task.bad(row)).success
-        state = constraint.start(row)
-        for token in tokenizer.encode(gold, add_special_tokens=False):
-            state.accept(token)
-        state.accept(tokenizer.eos_token_id)
+        assert allows(constraint, row, [*tokenizer.encode(gold, add_special_tokens=False), tokenizer.eos_token_id])
     if generator == "word_problems":
         assert task.score(row, gold).info["has_thought"], "the steps of the gold answer are the thought"
 
@@ -67,13 +65,8 @@ def test_rows_of_every_kind_have_a_constraint_after_the_thought(tmp_path):
         for token in tokenizer.encode("####", add_special_tokens=False):
             state.accept(token)
         first = row["prompt"][0]["content"][0]
-        allowed[first] = {text for text in '4{ y"' if is_allowed(state, tokenizer, text)}
+        allowed[first] = {tokenizer.decode(token) for token in allowed_tokens(state, len(tokenizer))} & {*'4{ y"'}
     assert allowed == {"2": {"4", " "}, "J": {"{"}, "f": {*'4{ y"'}}
-
-
-def is_allowed(state, tokenizer, text):
-    (token,) = tokenizer.encode(text, add_special_tokens=False)
-    return bool(state.mask()[token // 32] >> token % 32 & 1)
 
 
 def test_check_passes_and_wrong_options_are_refused():
@@ -91,15 +84,10 @@ def test_check_passes_and_wrong_options_are_refused():
 def test_the_thought_is_folded_away_where_the_answer_is_shown(tmp_path):
     task = from_rows(tmp_path, [OBJECT], think=True, test_fraction=0)
     (row,) = task.dataset("train", None, 0)
+    assert json.loads(task.gold(row).removeprefix("####")) == {"a": 3}
     shown = task.render(row, '<b>{"a": 1}</b> is too small ####{"a": 3}')
     folded = "<details><summary>thought</summary>&lt;b&gt;{&quot;a&quot;: 1}&lt;/b&gt; is too small </details>{\n  "
     assert folded in shown and "&quot;a&quot;: 3\n}</pre>" in shown and "success" in shown
     assert "<details>" not in task.render(row, "no <b>answer")
     long = task.render(row, f"{'x' * 10**6}####4")
     assert len(long) < 20_000 and ">4</pre>" in long
-
-
-def test_json_after_a_thought(tmp_path):
-    task = from_rows(tmp_path, [OBJECT], think=True, test_fraction=0)
-    (row,) = task.dataset("train", None, 0)
-    assert json.loads(task.gold(row).removeprefix("####")) == {"a": 3}
