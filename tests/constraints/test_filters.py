@@ -1,19 +1,21 @@
 """Sampling filters keep the same tokens as transformers, kept sets are recorded, and training under them is exact."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from tests.support.toy import LettersConstraint, ToyTask
 from tests.support.training import toy_trainer
 from trl_grpo_tasks.constraints.base import pack, pack_ids, replay, unpack
 from trl_grpo_tasks.constraints.filters import SamplingFilters, pack_on_device
-from trl_grpo_tasks.constraints.table import FREE, MaskTable
+from trl_grpo_tasks.constraints.table import FREE, MaskTable, pad_mask_numbers
 from trl_grpo_tasks.training.groups import RolloutGroups
 
 FILTERS = st.builds(
@@ -140,6 +142,66 @@ def test_kept_set_is_recorded_and_used_for_scoring(tiny_path, tmp_path, options,
             for key in ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"):
                 assert output[key][row, t].item() == pytest.approx(logp, abs=1e-4), (key, row, t)
     assert filtered, "the filter dropped no token, so nothing was tested"
+
+
+@pytest.mark.parametrize("constrain", [False, True], ids=["free", "constrained"])
+def test_expected_update_is_the_exact_gradient(tiny_path, tmp_path, constrain):
+    """Summed over all completions of up to two tokens, weighted by their probability, the gradient of the loss equals
+    the gradient of the expected reward under the filtered policy, with fixed kept sets."""
+    filters = SamplingFilters(top_k=5, top_p=0.9, min_p=0.05)
+    trainer = toy_trainer(tiny_path, tmp_path, constrain=constrain, loss_type="dr_grpo", max_completion_length=2,
+                          temperature=0.9, **asdict(filters))  # fmt: skip
+    model, tokenizer = trainer.model.double(), trainer._tokenizer
+    row = json.loads(trainer.train_dataset[0]["row"])
+    prompt, eos = tokenizer(row["prompt"])["input_ids"], tokenizer.eos_token_id
+    constraint, outputs = LettersConstraint(tokenizer), model.config.vocab_size
+
+    def step_logits(written):
+        logits = model(input_ids=torch.tensor([prompt + written])).logits[0, -1].double() / 0.9
+        if constrain:
+            state = constraint.start({})
+            for token in written:
+                state.accept(token)
+            logits = logits.masked_fill(~torch.from_numpy(unpack(state.mask(), outputs)), -torch.inf)
+        return logits
+
+    # The oracle: all completions, with log-probs from a dense softmax over the kept tokens.
+    completions, sets = [], []
+
+    def grow(written, logp, kept_sets):
+        if len(written) == 2 or (written and written[-1] == eos):
+            completions.append((written, logp))
+            sets.append(kept_sets)
+            return
+        logits = step_logits(written)
+        kept = sorted(dense_kept(logits.detach().numpy(), filters))
+        for token in kept:
+            grow([*written, token], logp + logits[token] - logits[kept].logsumexp(0), [*kept_sets, kept])
+
+    grow([], torch.zeros((), dtype=torch.float64), [])
+    probabilities = torch.stack([logp for _, logp in completions]).exp()
+    assert probabilities.sum().item() == pytest.approx(1, abs=1e-9) and len(completions) > 5
+    texts = [tokenizer.decode([t for t in ids if t != eos]) for ids, _ in completions]
+    rewards = torch.tensor([ToyTask().score(row, text).total for text in texts], dtype=torch.float64)
+    exact = torch.autograd.grad((probabilities * rewards).sum(), list(model.parameters()), allow_unused=True)
+
+    table = trainer.generation.tables.start("train", outputs)
+    batch = len(completions)
+    inputs = {
+        "prompt_ids": torch.tensor([prompt] * batch),
+        "prompt_mask": torch.ones(batch, len(prompt), dtype=torch.long),
+        "completion_ids": pad_sequence([torch.tensor(ids) for ids, _ in completions], batch_first=True),
+        "completion_mask": pad_sequence([torch.ones(len(ids), dtype=torch.long) for ids, _ in completions], True),
+        "advantages": probabilities.detach() * rewards * batch * 2,
+        "mask_numbers": pad_mask_numbers([[table.number_of(pack_ids(kept, outputs)) for kept in row] for row in sets]),
+        "num_items_in_batch": torch.tensor(2 * batch),
+    }
+    model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    loss = trainer._compute_loss(model, inputs)
+    ours = torch.autograd.grad(-loss, list(model.parameters()), allow_unused=True)
+    for (name, _), want, got in zip(model.named_parameters(), exact, ours, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-7, rtol=1e-5, msg=name)  # norms are computed in float32
 
 
 def test_samples_follow_the_filtered_policy(tiny_path, tmp_path):

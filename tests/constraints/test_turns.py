@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 from collections import Counter
 
 import dill
@@ -25,6 +26,7 @@ from trl_grpo_tasks.constraints.shared import SharedStates
 from trl_grpo_tasks.constraints.table import MaskTable
 from trl_grpo_tasks.constraints.turns import MARK, REPLACEMENT, TurnsConstraint, TurnsForm, join_turns, split_turns
 from trl_grpo_tasks.constraints.workers import WorkerStates
+from trl_grpo_tasks.models.loading import load_tokenizer
 from trl_grpo_tasks.models.tiny import make_tokenizer
 from trl_grpo_tasks.rewards.repair import AFTER, BEFORE, RepairTask
 from trl_grpo_tasks.rollout import rollout
@@ -145,7 +147,31 @@ def test_a_chat_template_without_a_second_question_is_refused(chat_tokenizer):
         TurnsConstraint(chat_tokenizer, None, lambda row, text: None, 2).form({"prompt": [{}]})
 
 
-# ---- rollouts; that probabilities sum to 1: tests/training/test_repair.py
+# ---- probabilities
+
+
+def test_probabilities_of_all_conversations_sum_to_1_and_samples_follow_them(model, tiny_path):
+    tokenizer = load_tokenizer(tiny_path)
+    constraint, table, row = toy_constraint(tokenizer), MaskTable(len(tokenizer)), ROWS[0]
+    prompt = tokenizer(row["prompt"])["input_ids"]
+    exact = {}
+    for ids in conversations(constraint, row):
+        masks = [table.number_of(mask) for mask in replay(constraint, row, ids)]
+        with torch.no_grad():
+            exact[tuple(ids)] = math.exp(sum(dense_logps(model, prompt, ids, masks, table, 1.0)))
+    assert sum(exact.values()) == pytest.approx(1, abs=1e-6)
+    assert {len(constraint.turns_of(row, ids)) for ids in exact} == {1, 2}
+    torch.manual_seed(0)
+    count = 4000
+    out = rollout(model, [prompt] * count, max_new_tokens=32, eos_token_ids=[tokenizer.eos_token_id],
+                  constraint=constraint, rows=[row] * count, table=table)  # fmt: skip
+    counts = Counter(map(tuple, out.completion_ids))
+    assert counts.keys() <= exact.keys()
+    expected = {ids: count * p for ids, p in exact.items() if count * p >= 5}
+    rest = count - sum(expected.values()), count - sum(counts[ids] for ids in expected)
+    chi2 = sum((counts[ids] - e) ** 2 / e for ids, e in expected.items()) + (rest[1] - rest[0]) ** 2 / rest[0]
+    degrees = len(expected)
+    assert degrees > 50 and chi2 < degrees + 4 * math.sqrt(2 * degrees)
 
 
 @pytest.mark.parametrize("as_on_gpu", [False, True])

@@ -1,8 +1,11 @@
 """Decoding modes of the brick task: what each promises, with a model that writes bricks without looking."""
 
+import itertools
 import json
 import random
+from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,6 +20,7 @@ from trl_grpo_tasks.evaluation.summary import summarise
 from trl_grpo_tasks.models.loading import load_tokenizer
 from trl_grpo_tasks.models.tiny import make_tokenizer, save_tiny
 from trl_grpo_tasks.rewards.executor import RewardExecutor
+from trl_grpo_tasks.rollout import rollout
 from trl_grpo_tasks.task import EditorError, TinySpec
 from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask
 from trl_grpo_tasks.tasks.brick.editor import BrickEditor
@@ -103,6 +107,31 @@ def test_rollback_ends_with_what_stands(loaded, rejection, constrain):
     assert all(s.score["valid"] and stands(s) for s in stopped)
     assert result.metrics["rollbacks"] > 0 and result.metrics["rollbacks_median"] >= 0
     assert sum(map(stands, result.samples)) > 1.3 * sum(map(stands, before.samples))
+
+
+def test_rejection_samples_lines_from_their_conditional_distribution(loaded):
+    """The first line of many, against the model's own distribution over all lines that fit."""
+    model, tokenizer = loaded
+    count, prompt = 3000, tokenizer.encode(ROW["prompt"])
+    editor = BrickEditor([ROW] * count, tokenizer, "rejection", BrickOptions(max_bricks=9))
+    lines = [f"{h}x{w} ({x},{y},{z})\n" for (h, w) in SIZES for x, y, z in itertools.product(range(WORLD), repeat=3)
+             if x + h <= WORLD and y + w <= WORLD]  # fmt: skip
+    spelled = [tokenizer.encode(line) for line in lines]
+    with torch.no_grad():
+        logps = model(input_ids=torch.tensor([prompt + ids for ids in spelled])).logits.log_softmax(2)
+        given = torch.tensor(spelled)
+        exact = logps[:, len(prompt) - 1 : -1].gather(2, given[:, :, None])[:, :, 0].sum(1).exp().double().numpy()
+    torch.manual_seed(4)
+    # the line and the token after it, since only then it is known to have been kept
+    out = rollout(model, [prompt] * count, max_new_tokens=5, eos_token_ids=[tokenizer.eos_token_id], editor=editor)
+    drawn = Counter(tokenizer.decode(ids[:4]) for ids in out.completion_ids)
+    # what is left out are other spellings of a line, in more tokens, and texts without a brick
+    found = np.array([drawn[line] for line in lines])
+    assert found.sum() > 0.95 * count
+    wanted = exact / exact.sum() * found.sum()
+    usual = wanted >= 5
+    chi2 = ((found - wanted)[usual] ** 2 / wanted[usual]).sum()
+    assert usual.sum() > 40 and chi2 < usual.sum() + 4 * np.sqrt(2 * usual.sum())
 
 
 # ---- the editor alone

@@ -42,6 +42,23 @@ def test_ldr_by_hand():
     assert doctest.testmod(ldraw) == (0, 1)
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_a_part_in_the_file_fills_the_brick(size):
+    """The part's box, as LDraw defines it, through the file's matrix, as LDraw applies it."""
+    brick = Brick(*size, 3, 7, 2)
+    fields = to_ldr(Structure((brick,)), "x").split("\n")[3].split()
+    short, long = sorted(size)
+    assert fields[14] == KIT.part_of[short, long].ldraw + ".dat"
+    x, y, z, a, b, c, d, e, f, g, h, i = map(int, fields[2:14])
+    box = [(u, v, w) for u in (-10 * long, 10 * long) for v in (0, 24) for w in (-10 * short, 10 * short)]
+    placed = np.array(
+        [(a * u + b * v + c * w + x, d * u + e * v + f * w + y, g * u + h * v + i * w + z) for u, v, w in box]
+    )
+    assert placed.min(0).tolist() == [20 * brick.x, -24 * (brick.z + 1), 20 * brick.y]
+    assert placed.max(0).tolist() == [20 * (brick.x + brick.h), -24 * brick.z, 20 * (brick.y + brick.w)]
+    assert np.linalg.det(np.array([[a, b, c], [d, e, f], [g, h, i]])) == pytest.approx(1)
+
+
 def turn_text(c, s, m, noise=0.0):
     return f"{c + noise} 0 {s * m} 0 1 0 {-s} {noise} {c * m}"
 

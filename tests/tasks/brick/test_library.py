@@ -166,6 +166,18 @@ def test_text_with_built_in_sizes_is_invalid_with_other_bricks(file):
     assert task.score(ROW, "3x3 (0,0,0)\n").valid and not BrickTask().score(ROW, "3x3 (0,0,0)\n").valid
 
 
+def test_masses_are_those_of_the_library():
+    """A 1x5 on a 1x1 at its end, by hand: its weight acts 2 cells from the stud, against friction at 1/4 on one side
+    and, with the push at the other side, half a cell apart; the four points share the rest."""
+    heavy = {"bricks": [{"size": "1x1", "mass_g": 1}, {"size": "1x5", "mass_g": 10}]}
+    light = {"bricks": [{"size": "1x1", "mass_g": 1}, {"size": "1x5", "mass_g": 5}]}
+    text = "1x1 (0,0,0)\n1x5 (0,0,1)\n"
+    # three points pull with f and one pushes with A at 1/4: A - 3f = W and A/4 + f/4 = 2W, so f = 7/4 W
+    for content, mass_kg in ((heavy, 0.01), (light, 0.005)):
+        found = analyse(text, kit=kit_of(content))
+        assert found.load_factor == pytest.approx(7 / 4 * mass_kg * 9.8 / 0.98, rel=1e-6)
+
+
 @pytest.mark.parametrize("backend", ["highs", "clarabel"])
 def test_wide_parts_against_the_plain_model(backend):
     from tests.tasks.brick.test_stability import PlainModel

@@ -15,17 +15,17 @@ from safetensors.torch import load_file
 
 from tests.support.exhaustive import exhaustive_but
 from tests.support.pt_file import CHARACTERS, judge_score, write_pt
-from tests.support.training import config, resumed
-from tests.support.walks import random_tokens
+from tests.support.training import config
 from trl_grpo_tasks import TaskGRPOTrainer
 from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.commands.main import main as command
+from trl_grpo_tasks.constraints.base import unpack
 from trl_grpo_tasks.evaluation.evaluate import evaluate
 from trl_grpo_tasks.models.loading import load_model, load_tokenizer
 from trl_grpo_tasks.models.tiny import make_tokenizer, save_tiny
 from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards import classifier
-from trl_grpo_tasks.rewards.classifier import check_judge
+from trl_grpo_tasks.rewards.classifier import FrozenClassifier, check_judge
 from trl_grpo_tasks.rewards.components import component_weights
 from trl_grpo_tasks.rewards.executor import RewardExecutor
 from trl_grpo_tasks.tasks.infill import classifiers, data, fills, masking
@@ -196,7 +196,12 @@ def test_the_constraint_gives_each_gap_its_length(slack):
     oracle = re.compile(r"[^\n]{2}\n[^\n]{1}" if not slack else r"[^\n]{1,3}\n[^\n]{1,2}")
     rng, seen = random.Random(0), set()
     for _ in range(100):
-        text = tokenizer.decode(random_tokens(constraint, row, rng), skip_special_tokens=True)
+        state, ids = constraint.start(row), []
+        while not state.finished:
+            allowed = unpack(state.mask(), constraint.vocab_size).nonzero()[0].tolist()
+            ids.append(rng.choice(allowed))
+            state.accept(ids[-1])
+        text = tokenizer.decode(ids, skip_special_tokens=True)
         assert oracle.fullmatch(text) and task.score(row, text).valid, text
         seen.add(tuple(len(line) for line in text.split("\n")))
     assert seen == ({(2, 1)} if not slack else {(a, b) for a in (1, 2, 3) for b in (1, 2)})
@@ -359,6 +364,9 @@ def encoder_path(judged, tmp_path_factory):
 def test_the_embedded_encoder_is_trained_by_the_judge_alone(judged, encoder_path, tmp_path):
     options = {"max_steps": 40, "num_generations": 32, "per_device_train_batch_size": 256, "learning_rate": 1e-2}
     trainer = infill_trainer(judged, encoder_path, tmp_path, **options)
+    judge = trainer.rewarding.rewards.executor.frozen_judges["judge"]
+    judge.judge(["to load it"])
+    before = {name: p.clone() for name, p in judge._model.named_parameters()}
     trainer.train()
     logs = [line for line in trainer.state.log_history if "reward" in line]
     # Means over whole epochs of 4 steps: at a learning rate of 0 they differ by less than 0.01, at this one by 0.05.
@@ -366,6 +374,10 @@ def test_the_embedded_encoder_is_trained_by_the_judge_alone(judged, encoder_path
     assert fmean(rewards[-20:]) > fmean(rewards[:4]) + 0.03
     assert all(line["reward"] == pytest.approx(line["rewards/judge/mean"], abs=1e-6) for line in logs)
     assert all({"rewards/held_out/mean", "rewards/agreement/mean", "reward_std"} <= line.keys() for line in logs)
+    assert {"pg_loss", "kl_penalty", "advantage_mean", "logp_mean"} <= logs[0].keys()
+    assert all(p.equal(before[name]) for name, p in judge._model.named_parameters()), "the judge was trained"
+    trained = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
+    assert not trained & {id(p) for p in judge._model.parameters()}
 
 
 def test_restored_gaps_can_be_rewarded_beside_the_judge(judged, encoder_path, tmp_path):
@@ -412,7 +424,14 @@ def test_a_judge_may_be_a_pt_file(tmp_path, judges_path):
 
 def test_resuming_with_a_judge_is_bit_for_bit_the_same(judged, encoder_path, tmp_path):
     options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "num_iterations": 2, "top_p": 0.95}
-    assert list(resumed(lambda: infill_trainer(judged, encoder_path, tmp_path, **options), tmp_path, (2,)))
+    whole = infill_trainer(judged, encoder_path, tmp_path, **options)
+    whole.train()
+    metrics = (tmp_path / "training_metrics.jsonl").read_text()
+    again = infill_trainer(judged, encoder_path, tmp_path, **options)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    for (name, one), two in zip(whole.model.named_parameters(), again.model.parameters(), strict=True):
+        assert one.equal(two), name
+    assert (tmp_path / "training_metrics.jsonl").read_text() == metrics
 
 
 RUN = {"train_rows": 64, "eval_rows": 4, "samples": 2, "cold_start_steps": 3, "cold_start_batch_size": 8,
@@ -423,7 +442,7 @@ RUN = {"train_rows": 64, "eval_rows": 4, "samples": 2, "cold_start_steps": 3, "c
 @pytest.mark.parametrize(
     ("policy", "lora"), exhaustive_but([("masked", True)], [("masked", False), ("masked", True), ("causal", False)])
 )
-def test_a_complete_run(judged, tmp_path, policy, lora):
+def test_a_complete_run(judged, tmp_path, policy, lora, capsys):
     options = judged.options
     flags = {**RUN, **SMALL, "task": "infill", "output_dir": tmp_path / "run", "corpus": options.corpus,
              "judge": options.judge, "held_out_judge": options.held_out_judge, "policy": policy,
@@ -445,9 +464,17 @@ def test_a_complete_run(judged, tmp_path, policy, lora):
     assert "title='judge" in report
     chosen = ["--corpus", options.corpus, "--judge", options.judge, "--held_out_judge", options.held_out_judge]
     chosen += ["--text_length", "16", "--policy", policy]
+    asked = ["--text", "the r__ cat", "--samples", "2", "--all", "--out", str(tmp_path / "made")]
+    model = str(tmp_path / "run")
+    assert command(["solve", model, "--task", "infill", *asked, *chosen]) == 0
+    assert (tmp_path / "made" / "sample_2.png").read_bytes().startswith(b"\x89PNG")
+    capsys.readouterr()
     asked = ["--text", "the r__ cat", "--samples", "9", "--out", str(tmp_path / "solved")]
-    command(["solve", str(tmp_path / "run"), "--task", "infill", *asked, *chosen])
-    answers = [json.loads(line) for line in (tmp_path / "solved" / "answers.jsonl").read_text().splitlines()]
+    status = command(["solve", model, "--task", "infill", *asked, *chosen])
+    lines = (tmp_path / "solved" / "answers.jsonl").read_text().splitlines()
+    answers = [json.loads(line) for line in lines]
+    scores = [answer["score"] for answer in answers]
+    assert scores == sorted(scores, reverse=True) and status == (0 if scores[0] >= 0.5 else 1)
     assert all(answer["success"] == (answer["score"] >= 0.5) for answer in answers), "the judge decides"
 
 
@@ -467,3 +494,19 @@ def test_the_cold_start_learns_gold_fills(judged, tmp_path):
     assert shares[1]["agreement"] > shares[0]["agreement"] + 0.3
     # The judge's score is a component, and the total is the weighted sum.
     assert shares[1]["reward"] == pytest.approx(shares[1]["judge"]) and shares[1]["judge"] > shares[0]["judge"]
+
+
+def test_a_judge_with_one_output_uses_its_sigmoid(judged, tmp_path):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(
+        judged.options.judge, num_labels=1, ignore_mismatched_sizes=True
+    )
+    model.config.problem_type = None
+    model.save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(judged.options.judge)
+    tokenizer.save_pretrained(tmp_path)
+    text = "the red cat"
+    inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
+    oracle = model.eval()(**inputs).logits[0, 0].sigmoid().item()
+    assert FrozenClassifier("one", str(tmp_path), judged.filled).judge([text]) == [pytest.approx(oracle, abs=1e-6)]

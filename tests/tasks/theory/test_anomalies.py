@@ -1,7 +1,9 @@
-"""Anomalies: all reference cases, and transformation properties. Indices of representations: test_groups.py."""
+"""Anomalies: all reference cases, transformation properties, and sums over single states."""
 
 import copy
 import json
+import random
+from collections import Counter
 from fractions import Fraction
 
 import pytest
@@ -9,8 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.paths import DATA
+from tests.support.theory_oracle import is_anomaly_free
 from trl_grpo_tasks.tasks.theory import anomalies, groups, tensors
+from trl_grpo_tasks.tasks.theory.language import parse
 from trl_grpo_tasks.tasks.theory.reward import anomaly_reward
+from trl_grpo_tasks.tasks.theory.survey import random_walk
 from trl_grpo_tasks.tasks.theory.theory import Fermion, GaugeGroup, Theory
 
 REFERENCE = json.loads((DATA / "theory_anomalies.json").read_text())["cases"]
@@ -88,12 +93,29 @@ def test_a_left_out_group_means_a_singlet():
     assert anomalies(case) == anomalies(BY_ID["sm_1gen"])
 
 
+# ---- sums over single states; for SU(N), see the anomalies of SARAH files in test_model_files.py
+
+
+@pytest.mark.parametrize("group", ["SO_10", "E_6"])
+def test_random_theories_of_large_groups_state_by_state(group):
+    """Both computations agree on random theories, most of which are anomalous."""
+    prompt = f"BOS GAUGE_GROUPS NUM_GAUGE num_2 GROUP group_1 {group} GROUP group_2 U_1"
+    rng, agreed = random.Random(3), Counter()
+    for _ in range(40):
+        theory = parse(prompt + random_walk(prompt, rng))
+        for fermions in (theory.fermions[:1], theory.fermions[:3]):
+            free = is_anomaly_free(Theory(theory.groups, fermions))
+            assert free == (not any(anomalies(Theory(theory.groups, fermions)).values()))
+            agreed[free] += 1
+    assert agreed[False] > 10
+
+
 @pytest.mark.parametrize("group", ["SO(10)", "E6"])
 def test_so10_and_e6_alone_have_no_condition(group):
     """Neither has a cubic invariant or a global anomaly; the component is at its best."""
     reps = [rep for rep in tensors.reps_of(group).values() if any(rep)]
     theory = Theory((GaugeGroup("G", group),), tuple(Fermion(f"f{n}", (rep,)) for n, rep in enumerate(reps)))
-    assert anomalies(theory) == {} and anomaly_reward({}) == 1
+    assert anomalies(theory) == {} and is_anomaly_free(theory) and anomaly_reward({}) == 1
 
 
 # ---- errors

@@ -4,7 +4,9 @@ SARAH is not available here (it needs Mathematica), so these are checks of struc
 """
 
 import itertools
+import json
 import re
+from collections import Counter
 from fractions import Fraction
 
 import numpy as np
@@ -12,14 +14,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.sarah_files import Mathematica, check_sarah, names_in, read_model, tensor_of
+from tests.support.paths import DATA
+from tests.support.sarah_files import (
+    Mathematica,
+    anomalies_of,
+    check_sarah,
+    names_in,
+    read_model,
+    read_theory,
+    tensor_of,
+)
 from tests.tasks.theory.test_language import IN_SARAH, theories_in_sarah
-from trl_grpo_tasks.tasks.theory import examples
+from trl_grpo_tasks.tasks.theory import anomalies, examples
 from trl_grpo_tasks.tasks.theory.breaking import vacuum
-from trl_grpo_tasks.tasks.theory.language import parse
+from trl_grpo_tasks.tasks.theory.language import parse, relabelled
 from trl_grpo_tasks.tasks.theory.sarah import write_sarah
 from trl_grpo_tasks.tasks.theory.tensors import components, reps_of
-from trl_grpo_tasks.tasks.theory.theory import GaugeGroup, Scalar, Theory, Vev
+from trl_grpo_tasks.tasks.theory.theory import GaugeGroup, Scalar, Theory, Vev, from_dict
 
 
 @pytest.mark.parametrize("name", IN_SARAH)
@@ -29,13 +40,57 @@ def test_sarah_files(name):
     assert "not been validated" in text.splitlines()[0]
     assert not re.search(r"[A-Za-z]_", text)  # a pattern to Mathematica
     check_sarah(theory, text)
+    assert relabelled(read_theory(text)) == relabelled(theory)
+    assert not any(anomalies_of(text).values())
+
+
+def by_place(theory, coefficients):
+    """Coefficients by the places of their groups, as the reader of files has them, instead of by name."""
+    place = {group.id: i for i, group in enumerate(theory.groups)}
+    found = {}
+    for name, value in coefficients.items():
+        if name.startswith("witten:"):
+            key = ("witten", place[name.removeprefix("witten:")])
+        else:
+            parts = [(part.partition("^")[0], int(part.partition("^")[2] or 1)) for part in name.split("*")]
+            key = tuple(place[id] for id, power in parts if id != "grav" for _ in range(power))
+        found[key] = Fraction(value)
+    return found
+
+
+REFERENCE = json.loads((DATA / "theory_anomalies.json").read_text())["cases"]
+WRITTEN = [
+    case["id"]
+    for case in REFERENCE
+    if all(
+        group["group"] == "U(1)"
+        or (group["group"] in ("SU(2)", "SU(3)", "SU(4)", "SU(5)")
+            and all(tuple(rep["dynkin"]) in reps_of(group["group"]).values()
+                    for fermion in case["fermions"] for id, rep in fermion["reps"].items() if id == group["id"]))
+        for group in case["groups"]
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_anomalies_that_a_sarah_file_has_by_itself_are_those_of_the_reference(name):
+    case = next(case for case in REFERENCE if case["id"] == name)
+    theory = from_dict(case)
+    assert anomalies_of(write_sarah(theory)) == Counter(by_place(theory, case["expected"]))
+
+
+def test_enough_reference_cases_can_be_written():
+    assert len(WRITTEN) >= 25
 
 
 @settings(max_examples=60)
 @given(text=theories_in_sarah)
 def test_sarah_files_of_random_theories_are_complete(text):
     theory = parse(text)
-    check_sarah(theory, write_sarah(theory))
+    file = write_sarah(theory)
+    check_sarah(theory, file)
+    assert relabelled(read_theory(file)) == theory
+    assert anomalies_of(file) == Counter(by_place(theory, anomalies(theory)))
 
 
 @pytest.mark.parametrize("name", ["so10", "e6"])
@@ -68,7 +123,9 @@ def broken_theories(draw):
 @settings(max_examples=100)
 @given(theory=broken_theories())
 def test_sarah_files_of_theories_with_any_vevs_are_complete(theory):
-    check_sarah(theory, write_sarah(theory))
+    text = write_sarah(theory)
+    check_sarah(theory, text)
+    assert relabelled(read_theory(text)) == relabelled(theory)
 
 
 @pytest.mark.parametrize(("pair", "ends"), enumerate(itertools.combinations(range(1, 5), 2), 1))

@@ -280,6 +280,13 @@ def test_prompts_from_a_file(tmp_path):
         make(prompts_file=str(file))
 
 
+def test_the_paper_model_has_eight_and_a_half_million_parameters():
+    spec = make(tiny_width=400, tiny_heads=8).tiny()
+    per_layer = 4 * spec.hidden_size**2 + 3 * 3 * spec.hidden_size**2
+    total = spec.layers * per_layer + 2 * (len(spec.tokens) + 4) * spec.hidden_size
+    assert total == pytest.approx(8.5e6, rel=0.02)
+
+
 # ---- surveys and training
 
 
