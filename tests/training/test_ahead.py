@@ -1,6 +1,5 @@
 """Generation ahead of training with a stand-in for the server; tests/vllm has a real one. Distributed: see the end."""
 
-import copy
 import json
 import subprocess
 import sys
@@ -10,13 +9,13 @@ from contextlib import ExitStack
 import pytest
 import torch
 from requests.adapters import HTTPAdapter
-from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers import TrainerCallback
 from trl.trainer.utils import RepeatSampler
 
 from tests.support import forked, vllm_stand_in
 from tests.support.exhaustive import exhaustive_but
+from tests.support.observed import logged, logps_under, observe, rows_of
 from tests.support.paths import ROOT
-from tests.support.rollouts import dense_logps
 from tests.support.toy import ToyTask
 from tests.support.toy_environment import EchoTask
 from tests.support.training import config, parameters, toy_trainer
@@ -33,7 +32,7 @@ PROMPTS = 2  # of each rollout
 
 @pytest.fixture
 def make(tiny_path, tmp_path, monkeypatch):
-    """Make a trainer with a server of its own. What its rollouts were is in `trainer.seen`: see `observe`."""
+    """Make a trainer with a server of its own. `trainer.seen` has its rollouts: see `observe`."""
     vllm_stand_in.install(monkeypatch)
     with ExitStack() as stack:
 
@@ -46,48 +45,6 @@ def make(tiny_path, tmp_path, monkeypatch):
             return trainer
 
         yield made
-
-
-def observe(trainer):
-    """What each training rollout was: its rows, prompts, completions, sampling log-probs and masks, the weights
-    before it, and what TRL made of it."""
-    seen, score = [], trainer.sample_and_reward
-
-    def sample_and_reward(inputs):
-        output = score(inputs)
-        if trainer.model.training:
-            record, step = trainer.latest_rollout, trainer.state.global_step
-            table = copy.deepcopy(trainer.generation.tables["train"]) if record.mask_numbers_B_T is not None else None
-            seen.append({"record": record, "step": step, "model": model_of(trainer), "table": table, "output": output})
-        return output
-
-    trainer.sample_and_reward = sample_and_reward
-    return seen
-
-
-def model_of(trainer):
-    """A plain model with a copy of the weights."""
-    model = AutoModelForCausalLM.from_config(trainer.model.config)
-    model.load_state_dict(trainer.accelerator.unwrap_model(trainer.model).state_dict())
-    return model.double().eval()
-
-
-def rows_of(trainer):
-    return [[row["prompt"] for row in one["record"].rows] for one in trainer.seen]
-
-
-def logged(trainer, name):
-    return [line[name] for line in trainer.state.log_history if name in line]
-
-
-def logps_under(model, one, temperature):
-    """The log-probs of a rollout under these weights and its masks, from plain forward passes."""
-    record, found = one["record"], []
-    for b, ids in enumerate(record.completion_ids):
-        masks = record.mask_numbers_B_T[b, : len(ids)].tolist()
-        with torch.no_grad():
-            found.append(dense_logps(model, record.prompt_ids[b], ids, masks, one["table"], temperature))
-    return found
 
 
 REUSED = UNEVEN | {"num_iterations": 2}
@@ -105,7 +62,7 @@ def test_with_weights_that_stay_a_run_is_that_without(make, options):
 
     plain, *ahead = map(trained, (0, 1, 2))
     for trainer in ahead:
-        assert rows_of(trainer) == rows_of(plain) and len(plain.seen) == (2 if options else 8)
+        assert rows_of(trainer.seen) == rows_of(plain.seen) and len(plain.seen) == (2 if options else 8)
         for ours, wanted in zip(trainer.seen, plain.seen, strict=True):
             assert ours["record"].completion_ids == wanted["record"].completion_ids
             assert ours["record"].sampling_logps == wanted["record"].sampling_logps
@@ -208,7 +165,7 @@ def test_what_is_in_flight_when_training_stops_early_is_dropped_aloud(make, caps
     trainer.train()
     assert "2 rollouts requested ahead: dropped, because training ends" in capsys.readouterr().out
     trainer.train()  # again, from the first row
-    assert rows_of(trainer)[2:] == rows_of(trainer)[:2]
+    assert rows_of(trainer.seen)[2:] == rows_of(trainer.seen)[:2]
 
 
 @pytest.mark.parametrize(("ahead", "step"), exhaustive_but([(2, 3)], [(1, 2), (1, 3), (2, 2), (2, 3)]))
@@ -217,10 +174,10 @@ def test_a_resumed_run_trains_on_the_same_rows(make, tmp_path, ahead, step):
     options = UNEVEN | {"max_steps": 10, "save_strategy": "steps", "save_steps": 1, "constrain": True}
     whole = make(ahead, **options)
     whole.train()
-    assert len(whole.seen) == 5 and len(set(map(tuple, rows_of(whole)))) > 3
+    assert len(whole.seen) == 5 and len(set(map(tuple, rows_of(whole.seen)))) > 3
     again = make(ahead, **options)
     again.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{step}"))
-    assert rows_of(again) == rows_of(whole)[-(-step // 2) :]
+    assert rows_of(again.seen) == rows_of(whole.seen)[-(-step // 2) :]
     assert logged(again, "rollout/staleness")[-1] == 2.0 * ahead
 
 
@@ -379,13 +336,13 @@ import pytest
 from tests.support import vllm_stand_in
 vllm_stand_in.install(pytest.MonkeyPatch())
 from tests.support.training import toy_trainer
-from tests.training.test_ahead import logged, observe, rows_of
+from tests.support.observed import logged, observe, rows_of
 model, output_dir, options = json.loads(sys.argv[1])
 trainer = toy_trainer(model, output_dir, constrain=True, max_steps=5, per_device_train_batch_size=4, **options)
 trainer.seen = observe(trainer)
 trainer.train()
 ids = [one["record"].completion_ids for one in trainer.seen]
-found = {"process": trainer.accelerator.process_index, "rows": rows_of(trainer), "ids": ids,
+found = {"process": trainer.accelerator.process_index, "rows": rows_of(trainer.seen), "ids": ids,
          "staleness": logged(trainer, "rollout/staleness"), "ratio": logged(trainer, "sampling/logp_difference_max")}
 print("\\n" + json.dumps(found), flush=True)
 """
