@@ -41,6 +41,9 @@ TRAINING = {
     "sampling/logp_difference_mean": "Mean absolute difference between the log-probabilities with which tokens were "
     "sampled and those that training computes for them. A hint is printed if it is larger than rounding explains.",
     "sampling/logp_difference_max": "The largest such difference.",
+    "rollout/staleness": "Optimizer steps from the weights that sampled a rollout to those trained on it, with "
+    "`rollouts_ahead`.",
+    "rollout/staleness_max": "The largest since the last log.",
     "resample/sampled_groups": "Groups sampled in addition, to replace those without signal. Logged with "
     "`resample_rounds`, which leaves all other metrics as they are: they describe the first rollout.",
     "resample/replaced_groups": "How many groups without signal were replaced by them.",
@@ -56,16 +59,16 @@ TRAINING = {
     "own_successes/loss": "Negative log-likelihood per token of the imitated samples, before its weight.",
     "own_successes/relabelled": "Stored samples that failed for their own prompt and solve another. Logged with "
     "`relabel`.",
+    "perf/rollout_wait_seconds": "Seconds that training waited for a rollout, with `rollouts_ahead`.",
     "perf/reward_seconds": "Mean seconds that the score of a completion took.",
-    "perf/judge_requests": "Requests to the LLM judge since the start of the run, including retries, over all "
-    "processes. This and the following are logged if there is a judge (`--judge_url` of task prompts).",
-    "perf/judge_cache_hits": "Completions whose grades were known, since the start of the run.",
-    "perf/judge_failures": "Completions that the judge could not grade, since the start of the run.",
-    "perf/judge_tokens_in": "Tokens that the judge has read, since the start of the run.",
-    "perf/judge_tokens_out": "Tokens that the judge has written, since the start of the run.",
-    "perf/judge_cost": "Cost of the judge since the start of the run, in the unit of its prices.",
-    "perf/vllm_mask_ms": "Milliseconds per pass that the CPU spends on the masks of a colocated vLLM. On a GPU they "
-    "pass while the model runs.",
+    "perf/judge_requests": "Requests to the LLM judge, including retries. This and the following are totals of all "
+    "processes since the start of the run, logged if there is a judge (`--judge_url` of task prompts).",
+    "perf/judge_cache_hits": "Completions whose grades were known.",
+    "perf/judge_failures": "Completions that the judge could not grade.",
+    "perf/judge_tokens_in": "Tokens that the judge has read.",
+    "perf/judge_tokens_out": "Tokens that the judge has written.",
+    "perf/judge_cost": "Cost of the judge, in the unit of its prices.",
+    "perf/vllm_mask_ms": "Milliseconds per pass that the CPU spends on the masks of a colocated vLLM.",
     "perf/reward_cache_hit_rate": "Share of completions since the start whose score was known already.",
 }
 

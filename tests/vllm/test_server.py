@@ -11,6 +11,7 @@ import pytest
 from peft import LoraConfig
 from transformers import AutoTokenizer
 
+from tests.support.observed import logged, logps_under, observe
 from tests.support.paths import ROOT
 from tests.support.toy import ToyTask
 from tests.support.training import config, launch
@@ -64,6 +65,22 @@ def test_training_with_a_server(task, path, server, tmp_path):
     logs = [line for line in trainer.state.log_history if "loss" in line]
     assert len(logs) == 3 and max(line["sampling/logp_difference_max"] for line in logs) < 2e-5
     assert all(line["rewards/valid/mean"] > 0 for line in logs)
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_rollouts_ahead_are_sampled_with_earlier_weights(task, path, server, tmp_path, ahead):
+    """Rewards are equal under the constraint, so that only weight decay moves the weights."""
+    options = {"learning_rate": 3e-3, "weight_decay": 50.0, "max_steps": 4, "rollouts_ahead": ahead}
+    trainer = make_trainer(task, path, server, tmp_path, **options)
+    seen = observe(trainer)
+    trainer.train()
+    assert logged(trainer, "rollout/staleness") == [float(min(n, ahead)) for n in range(4)]
+    for n, one in enumerate(seen):
+        for logps, expected in zip(
+            one["record"].sampling_logps, logps_under(seen[max(n - ahead, 0)]["model"], one, 1.0), strict=True
+        ):
+            assert logps == pytest.approx(expected, abs=2e-5)
+    assert logged(trainer, "sampling/logp_difference_max")[-1] > 1e-3, "the weights moved"
 
 
 def test_filters_and_an_adapter_with_a_server(task, path, server, tmp_path):

@@ -70,7 +70,7 @@ class VLLMRequests:
     def __init__(self, generation: Any, key: str, top_k: int, vocab_size: int):
         self._generation, self._key = generation, key
         self._turns: TurnsConstraint | None = None
-        self._asked: list[Turn | None] | None = None  # one per request; None: it is not sent
+        self.asked: list[Turn | None] | None = None  # one per request; None: it is not sent
         self._answer: Any = None
         self._all_logprobs = False
         generation.generate = functools.partial(self._keep_answer, generation.generate)
@@ -118,7 +118,7 @@ class VLLMRequests:
         most = self._generation.max_completion_length
         prompts: list[list[int]] = []
         if self._turns is None or rows is None:
-            asked = None if rows is None else [Turn(row_text(row), [], most) for row in rows]
+            asked = None if rows is None else self.first_turns(rows)
             return self._sample(asked, generate, completions_per_request)
 
         def send(turns: list[Turn | None]) -> Sampled:
@@ -132,10 +132,14 @@ class VLLMRequests:
 
         return converse(self._turns, rows, most, send, lambda is_open: any(gather_object([is_open])))
 
+    def first_turns(self, rows: Sequence[Mapping[str, Any]]) -> list[Turn | None]:
+        """Return what the first requests of these rows sample."""
+        return [Turn(row_text(row), [], self._generation.max_completion_length) for row in rows]
+
     def _sample(
         self, asked: Sequence[Turn | None] | None, generate: Callable[[], Any], completions_per_request: int
     ) -> Sampled:
-        self._asked = None if asked is None else self._of_requests(list(asked), completions_per_request)
+        self.asked = None if asked is None else self._of_requests(list(asked), completions_per_request)
         generate()
         _, completion_ids, logps, token_ids = self._answer
         if self._generation.logprobs == 0:
@@ -158,21 +162,30 @@ class VLLMRequests:
         return self._answer
 
     def _colocated(self, generate: Callable[..., Any], prompts: Any, sampling_params: Any, **kwargs: Any) -> Any:
-        if self._asked is None:
+        if self.asked is None:
             return generate(prompts, sampling_params=sampling_params, **kwargs)
         sent, each = [], []
-        for turn, prompt in zip(self._asked, prompts, strict=True):
+        for turn, prompt in zip(self.asked, prompts, strict=True):
             if turn is not None:
                 params = sampling_params.clone()
                 params.extra_args, params.max_tokens = {ROW: turn.row}, turn.most
                 sent.append(prompt)
                 each.append(params)
         answers = iter(generate(sent, sampling_params=each, **kwargs) if sent else [])
-        return [_NOTHING if turn is None else next(answers) for turn in self._asked]
+        return [_NOTHING if turn is None else next(answers) for turn in self.asked]
 
-    def _served(self, generate: Callable[..., Any], prompts: Any, generation_kwargs: Any = None, **kwargs: Any) -> Any:
-        """One HTTP request per prompt, because the parameters of a request apply to all of its prompts."""
-        if self._asked is None:
+    def _served(
+        self,
+        generate: Callable[..., Any],
+        prompts: Any,
+        generation_kwargs: Any = None,
+        asked: Sequence[Turn | None] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """One HTTP request per prompt, because the parameters of a request apply to all of its prompts. `asked` are
+        those of these prompts, if they are not the ones of this rollout."""
+        asked = self.asked if asked is None else asked
+        if asked is None:
             return generate(prompts=prompts, generation_kwargs=generation_kwargs, **kwargs)
 
         def send(prompt: Any, turn: Turn | None) -> Any:
@@ -182,7 +195,7 @@ class VLLMRequests:
             return generate(prompts=[prompt], generation_kwargs=options, **kwargs)
 
         with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
-            parts = list(pool.map(send, prompts, self._asked))
+            parts = list(pool.map(send, prompts, asked))
         return {name: [each for part in parts for each in part[name]] for name in parts[0]}
 
 

@@ -34,10 +34,23 @@ class FolderClient(VLLMClient):
 
     def update_named_params(self, metadata: Any, named_params: Iterator[tuple[str, torch.Tensor]]) -> None:
         """Write the weights, let the server read them, and delete them."""
-        with tempfile.TemporaryDirectory(dir=self._folder, prefix="weights-") as folder:
-            Path(folder).chmod(0o755)  # the server may run as another user
+        self.load(self.write(named_params))
+
+    def write(self, named_params: Iterator[tuple[str, torch.Tensor]]) -> tempfile.TemporaryDirectory[str]:
+        """Write the weights to a new folder, for `load`."""
+        written = tempfile.TemporaryDirectory(dir=self._folder, prefix="weights-")
+        try:
+            Path(written.name).chmod(0o755)  # the server may run as another user
             for number, tensors in enumerate(_parts(named_params)):
-                save_file(tensors, f"{folder}/model-{number:05d}.safetensors")
+                save_file(tensors, f"{written.name}/model-{number:05d}.safetensors")
+        except BaseException:
+            written.cleanup()
+            raise
+        return written
+
+    def load(self, written: tempfile.TemporaryDirectory[str]) -> None:
+        """Let the server read weights that `write` wrote, and delete them."""
+        with written as folder:
             body: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
             answer = httpx.post(f"{self.base_url}/collective_rpc", json=body, timeout=None)
             if answer.status_code != 200:

@@ -37,6 +37,7 @@ class Checkpoints(TrainerCallback):
         self._resumed: dict[str, Any] | None = None  # the state of this process, until training begins
         self._is_converted = False  # whether DeepSpeed loads the converted form of the checkpoint
         self._epochs_done = 0  # before the resumed step
+        self.batches_done = 0  # before it in its epoch
         self.train_sampler: Any = None  # None for streaming data sets, which have no sampler
         self.failure: Exception | None = None  # why the latest checkpoint could not be written
         self._notice, self._push_notice = FailureNotice(), FailureNotice()
@@ -302,7 +303,7 @@ class Checkpoints(TrainerCallback):
             saved = checkpoints.state_of(checkpoint)
             batches_per_epoch = saved["max_steps"] * args.gradient_accumulation_steps
             done = int(saved["epoch"]), round(saved["epoch"] % 1 * batches_per_epoch)
-        self._epochs_done = done[0]
+        self._epochs_done, self.batches_done = done
         return done
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

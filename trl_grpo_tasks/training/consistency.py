@@ -31,6 +31,7 @@ class ConsistencyCheck:
 
     def __init__(self) -> None:
         self._hinted = False
+        self.trains_on_stale = False  # whether an older policy sampled what is trained on: then it is not rounding
 
     def check(
         self, trainer: Host, inputs: dict[str, Any], scored_B_T: torch.Tensor, tables: MaskTables | None
@@ -45,7 +46,7 @@ class ConsistencyCheck:
         model = trainer.accelerator.unwrap_model(trainer.model)
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(trainer.accelerator.mixed_precision)
         dtype = half or without_adapter(model).dtype
-        if self._hinted or mean <= ROUNDING[dtype]:
+        if self._hinted or mean <= ROUNDING[dtype] or (mode == "train" and self.trains_on_stale):
             return
         self._hinted = True
         was_training = model.training

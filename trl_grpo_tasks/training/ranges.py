@@ -47,7 +47,7 @@ RANGES = {
     **dict.fromkeys(("kl_target", "cold_start_learning_rate"), POSITIVE),
     **dict.fromkeys(("ema_alpha", "curriculum_advance"), SHARE),
     "curriculum_fall_back": SHARE,
-    "own_successes": NOT_NEGATIVE,
+    **dict.fromkeys(("own_successes", "rollouts_ahead"), NOT_NEGATIVE),
     "gamma": Range(above=0, most=1, note="; 1 does not discount"),
     "turn_credit": Range(least=0, most=1, note="; 1 does not discount"),
     "repair_discount": Range(above=0, most=1, note="; 1 does not discount"),

@@ -33,7 +33,7 @@ class Scoring:
     def __init__(self, trainer: ScoringHost, generation: Generation):
         self._trainer, self._generation = trainer, generation
         self._record: RolloutRecord | None = None  # see `under`
-        self._consistency = ConsistencyCheck()
+        self.consistency = ConsistencyCheck()
         self._head: MaskedHead | None = None
         self._shared: SharedPrompts | None = None
         self._offloaded: Offloaded | None = None
@@ -178,7 +178,7 @@ class Scoring:
         if "sampling_per_token_logps" in batch and (iteration == 0 or trainer.mode != "train"):
             logps_B_T = batch.get("old_per_token_logps", record.logps_B_T)
             tables = generation.tables if "mask_numbers" in batch else None
-            self._consistency.check(trainer, batch, logps_B_T, tables)
+            self.consistency.check(trainer, batch, logps_B_T, tables)
         if trainer.task is not None:
             self._log_parts(batch, record.logps_B_T)
         return loss, record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .adaptive_kl import AdaptiveKLExtra
+from .ahead import AheadExtra
 from .base import Extra
 from .best_model import BestModelExtra
 from .curriculum import CurriculumExtra
@@ -27,4 +28,5 @@ EXTRAS: tuple[type[Extra], ...] = (
     ResamplingExtra,
     ReplayExtra,
     BestModelExtra,
+    AheadExtra,
 )
