@@ -37,7 +37,7 @@ def check_training(trainer):
     assert len(logs) == 2 and all(line["sampling/logp_difference_max"] < 2e-5 for line in logs)
 
 
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize(("runner", "kind"), [(1, "repair"), *((2, kind) for kind in CASES)], indirect=["runner"])
 def test_a_colocated_engine_samples_conversations(runner, model_path, tmp_path, kind):
     task, options = CASES[kind]
     colocated = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 64, "max_steps": 2}
@@ -47,29 +47,25 @@ def test_a_colocated_engine_samples_conversations(runner, model_path, tmp_path, 
     del trainer
 
 
-@pytest.fixture(scope="module", params=[EchoTask, AdvisingToy])
-def served(request, model_path, tmp_path_factory):
-    """A task and the address of its server."""
+@pytest.fixture(scope="module")
+def address(model_path, tmp_path_factory):
+    """The address of a server of the task that is repaired; for that of an environment see tests/serving."""
     log = tmp_path_factory.mktemp("server") / "log"
-    with serving(serve_task(request.param.spec, model_path), log) as address:
-        yield request.param, address
+    with serving(serve_task(AdvisingToy.spec, model_path), log) as address:
+        yield address
 
 
-def test_a_server_samples_conversations(served, model_path, tmp_path):
-    task, address = served
-    for kind, (each, options) in CASES.items():
-        if each is task:
-            folder = tmp_path / kind.replace(" ", "_")
-            where = {"vllm_server_base_url": address, "vllm_weights_folder": str(folder / "weights"), "max_steps": 2}
-            options = {**options, **where, "use_vllm": True, "vllm_mode": "server", "num_generations": 8}
-            trainer = toy_trainer(model_path, folder, task(), **options)
-            check_rollout(trainer, kind)
-            check_training(trainer)
+@pytest.mark.parametrize("kind", [kind for kind, (task, _) in CASES.items() if task is AdvisingToy])
+def test_a_server_samples_conversations(address, model_path, tmp_path, kind):
+    where = {"vllm_server_base_url": address, "vllm_weights_folder": str(tmp_path / "weights"), "max_steps": 2}
+    options = {**CASES[kind][1], **where, "use_vllm": True, "vllm_mode": "server", "num_generations": 8}
+    trainer = toy_trainer(model_path, tmp_path / "run", AdvisingToy(), **options)
+    check_rollout(trainer, kind)
+    check_training(trainer)
 
 
-def test_the_likeliest_conversation_of_a_server_is_that_of_our_rollouts(served, model_path, tmp_path):
-    task, address = served[0](), served[1]
-    task = task if isinstance(task, EchoTask) else RepairTask(task, 2, 0.9, True)
+def test_the_likeliest_conversation_of_a_server_is_that_of_our_rollouts(address, model_path, tmp_path):
+    task = RepairTask(AdvisingToy(), 2, 0.9, True)
     client = weights.FolderClient(str(tmp_path), base_url=address)  # the server may have those of a run
     client.init_communicator()
     client.update_model_params(AutoModelForCausalLM.from_pretrained(model_path))
