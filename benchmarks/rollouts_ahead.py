@@ -142,7 +142,7 @@ def make_trainer(folder: str, port: int, options: Any, iterations: int, ahead: i
 
 def serve(port: int, model: str) -> None:
     torch.set_num_threads(1)
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype="float32").eval()
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype="float32", trust_remote_code=False).eval()
     http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     Handler.model, Handler.decoder = loaded, Decoder(loaded)
     http.serve_forever()
