@@ -204,7 +204,8 @@ class Reader:
             if what == words and (self._folder / output).is_dir():
                 return 0
             shutil.rmtree(self._folder / output, ignore_errors=True)
-        short = f"{SHORT} {OF_TASK.get(task, '')} --max_steps 1 --max_completion_length 16".split()
+        length = 128 if task == "prompts" else 16  # the shortest answer under a JSON schema needs more than 16
+        short = f"{SHORT} {OF_TASK.get(task, '')} --max_steps 1 --max_completion_length {length}".split()
         is_default = not {"--model_name_or_path", "--prompts_file"} & options.keys()
         has_cold_start = int(options.get("--cold_start_steps", is_default)) > 0
         short += ["--cold_start_steps", str(int(has_cold_start))]
@@ -229,11 +230,13 @@ def grades_for(request):
 
 
 def added(words):
-    """Options that make another command a short one."""
+    """Options that make another command a short one. A run has a length of its own."""
+    is_run = any(Path(word, "settings.json").is_file() for word in words[2:])
+    length = [] if is_run else ["--max_completion_length", "16"]
     if words[1] == "eval":
-        return ["--eval_rows", "2", "--samples", "2", "--max_completion_length", "16", "--use_cpu", "true"]
+        return ["--eval_rows", "2", "--samples", "2", "--use_cpu", "true", *length]
     if words[1] == "solve":
-        return ["--samples", "2", "--max_completion_length", "16"]
+        return ["--samples", "2", *length]
     if words[1] == "tool" and words[3] == "prepare-judge":
         return ["--judge_steps", "150", "--judge_width", "16", "--text_length", "16"]
     return []
