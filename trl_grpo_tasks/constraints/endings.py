@@ -29,8 +29,7 @@ _ESCAPED = dict(zip("0abtnvfre", (0, 7, 8, 9, 10, 11, 12, 13, 27), strict=True))
 _MOST_STACKS = 4096  # at one position
 _STEPS_KEPT = 1 << 16
 _LAST = 0x10FFFF
-_ESCAPE = 0xDC00  # plus a byte of free text that is no UTF-8
-_ANY_BYTES = "trl_grpo_tasks.any_bytes"  # an error handler that escapes such bytes
+_SURROGATES = 0xDC00  # plus a byte that is no UTF-8: the character that "surrogateescape" decodes it to
 
 # A symbol is the name of a rule, a _Set of characters, a _Repeat, or a tuple of alternatives, which are tuples of
 # symbols.
@@ -70,6 +69,7 @@ class Endings:
         self._unknown = bytes(byte for byte in range(256) if byte not in inside)
         self._rules = _rules(grammar)
         self._has_free_text = "TagDispatch(" in grammar  # which may hold bytes that are no UTF-8
+        self.limits_tokens = "[max_tokens=" in grammar  # so that equal texts can be followed by different tokens
         self._shortest = self._shortest_texts()
         self.longest = self._longest_ending()
         self._stacks: list[tuple[Symbol, int]] = [((), 0)]  # first symbol and the number of the rest; 0: empty
@@ -97,9 +97,8 @@ class Endings:
             return None
         stacks, begun = position
         try:
-            text, used = codecs.utf_8_decode(
-                begun + spelling, _ANY_BYTES if self._has_free_text else "surrogatepass", False
-            )
+            errors = "surrogateescape" if self._has_free_text else "surrogatepass"
+            text, used = codecs.utf_8_decode(begun + spelling, errors, False)
         except UnicodeDecodeError:
             return None
         for character in text:
@@ -116,7 +115,7 @@ class Endings:
             return self._first(self._texts[number] for number in stacks)
         escaped = stacks if self._has_free_text else frozenset()
         for byte in begun:
-            escaped = self._step(escaped, _ESCAPE + byte)
+            escaped = self._step(escaped, _SURROGATES + byte)
         found = [self._first(self._texts[number] for number in escaped)]
         for number in stacks - {0}:
             characters, rest = self._stacks[number]
@@ -287,17 +286,6 @@ def _rules(grammar: str) -> dict[str, tuple[tuple[Symbol, ...], ...]]:
             rules |= {f"{name}/{inner}": _in_json(symbol, name) for inner, symbol in _rules(str(parsed)).items()}
             rules[name] = ((f"{name}/root",),)
     return rules
-
-
-def _escaped(error: UnicodeError) -> tuple[str | bytes, int]:
-    assert isinstance(error, UnicodeDecodeError)
-    try:
-        return codecs.lookup_error("surrogatepass")(error)
-    except UnicodeDecodeError:
-        return "".join(chr(_ESCAPE + byte) for byte in error.object[error.start : error.end]), error.end
-
-
-codecs.register_error(_ANY_BYTES, _escaped)
 
 
 def _text_without(name: str, excluded: list[str]) -> dict[str, tuple[tuple[Symbol, ...], ...]]:

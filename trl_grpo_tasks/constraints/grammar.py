@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -71,11 +70,6 @@ class Grammar:
     def structural_tag(form: Mapping[str, Any]) -> Grammar:
         """Create a grammar from a format of xgrammar's structural tags, such as free text before a tool call."""
         return Grammar("structural_tag", json.dumps({"type": "structural_tag", "format": form}))
-
-    @property
-    def limits_tokens(self) -> bool:
-        """Whether the tokens of free text are limited, so that a mask depends on more than the text before it."""
-        return self.kind == "structural_tag" and re.search(r'"max_tokens": \d', self.text) is not None
 
     def parse(self) -> Any:
         """Return the grammar as an xgrammar object. Raises ValueError with the reason if it cannot be parsed."""
@@ -242,9 +236,8 @@ class GrammarState:
     def position(self) -> Hashable | None:
         if self._endings is None:
             return None
-        # With a limit on the tokens of free text, equal texts can have different masks.
-        limited = hash(self.mask().tobytes()) if self.origin.limits_tokens and not self.finished else None
-        return self._endings, self.finished, self._is_first, self._endings.at(self._text), limited
+        words = hash(self.mask().tobytes()) if self._endings.limits_tokens else None
+        return self._endings, self.finished, self._is_first, self._endings.at(self._text), words
 
     def alike(self, tokens: Sequence[int]) -> Iterable[Sequence[int]]:
         assert self._endings is not None
