@@ -11,7 +11,7 @@ from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.models import checkpoints
 
 SCRIPT = """
-import json, sys
+import json, sys, time
 from pathlib import Path
 from accelerate import PartialState
 from tests.training.test_callbacks import Signals
@@ -30,6 +30,8 @@ run._make_trainer = make_and_interrupt
 code = run.main(words)
 Path(folder, f"status-{PartialState().process_index}.json").write_text(json.dumps(code))
 PartialState().wait_for_everyone()  # the launcher ends the others as soon as one has ended
+if PartialState().is_main_process:
+    time.sleep(1)  # so it is killed; what it has printed must have left its buffers
 sys.exit(code)
 """
 

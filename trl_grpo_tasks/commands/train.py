@@ -85,6 +85,7 @@ def _main(argv: Sequence[str], command: str, held: ExitStack) -> int:
     except KeyboardInterrupt as interruption:
         if args.process_index == 0:
             print(_how_to_resume(run, args, interruption), file=sys.stderr, flush=True)
+        sys.stdout.flush()
         if isinstance(interruption, StoppedError):  # in all processes; a launcher ends all as soon as one has ended
             PartialState().wait_for_everyone()
         return exit_status(interruption)
