@@ -128,25 +128,38 @@ def serving(words, log: Path, timeout=280):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
+    server = start(words, log, port)
+    try:
+        wait_for(server, log, port, timeout)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        end(server)
+
+
+def start(words, log: Path, port: int) -> subprocess.Popen:
+    """Start a server as `serving` does, and leave waiting for it, and its end, to the caller."""
     environment = os.environ | ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, *(str(port) if word == PORT else word for word in words)]
     with log.open("w") as out:
-        server = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT, cwd=log.parent)
-    address = f"http://127.0.0.1:{port}"
+        return subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT, cwd=log.parent)
+
+
+def wait_for(server: subprocess.Popen, log: Path, port: int, timeout=280) -> None:
+    """Wait until a server answers."""
+    deadline = time.monotonic() + timeout
+    while not _is_up(f"http://127.0.0.1:{port}"):
+        assert server.poll() is None, f"the server ended:\n{log.read_text()[-4000:]}"
+        assert time.monotonic() < deadline, f"no server after {timeout} s:\n{log.read_text()[-4000:]}"
+        time.sleep(0.2)
+
+
+def end(server: subprocess.Popen) -> None:
+    server.terminate()
     try:
-        deadline = time.monotonic() + timeout
-        while not _is_up(address):
-            assert server.poll() is None, f"the server ended:\n{log.read_text()[-4000:]}"
-            assert time.monotonic() < deadline, f"no server after {timeout} s:\n{log.read_text()[-4000:]}"
-            time.sleep(0.2)
-        yield address
-    finally:
-        server.terminate()
-        try:
-            server.wait(30)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+        server.wait(30)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
 
 
 def _is_up(address: str) -> bool:

@@ -136,7 +136,7 @@ def serving(monkeypatch, model, task, tokenizer):
     http.engine, http.config, http.lock = Engine(model, additional_config=config), config, threading.Lock()
     threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
     try:
-        yield SimpleNamespace(url=f"http://127.0.0.1:{http.server_address[1]}", engine=http.engine)
+        yield SimpleNamespace(url=f"http://127.0.0.1:{http.server_address[1]}", engine=http.engine, http=http)
     finally:
         http.shutdown()
         http.server_close()

@@ -3,14 +3,16 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 
 import httpx
 import pytest
 from peft import LoraConfig
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, TrainerCallback
 
+from tests.support import vllm_cpu
 from tests.support.observed import logged, logps_under, observe
 from tests.support.paths import ROOT
 from tests.support.toy import ToyTask
@@ -81,6 +83,48 @@ def test_rollouts_ahead_are_sampled_with_earlier_weights(task, path, server, tmp
         ):
             assert logps == pytest.approx(expected, abs=2e-5)
     assert logged(trainer, "sampling/logp_difference_max")[-1] > 1e-3, "the weights moved"
+
+
+class Faults(TrainerCallback):
+    """Kills a server as the third step begins, and starts it again, with the weights of its files, for the fifth."""
+
+    def __init__(self, words, log, port):
+        self.words, self.log, self.port = words, log, port
+        self.begin()
+
+    def begin(self):
+        self.server = vllm_cpu.start(self.words, self.log, self.port)
+        vllm_cpu.wait_for(self.server, self.log, self.port)
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            self.server.kill()
+            self.server.wait()
+        if state.global_step == 4:
+            self.begin()
+
+
+def test_a_server_that_dies_comes_back_with_the_newest_weights(task, path, server, prompts_file, tmp_path, capsys):
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    words = serve_task(NAME, path, "--prompts_file", prompts_file)
+    faults = Faults(words, tmp_path / "log", port)
+    other = f"http://127.0.0.1:{port}"
+    try:
+        options = {"vllm_server_base_url": f"{server[0]},{other}", "weight_decay": 50.0, "max_steps": 6}
+        trainer = make_trainer(task, path, server, tmp_path, learning_rate=3e-3, **options)
+        trainer.add_callback(faults)
+        seen = observe(trainer)
+        trainer.train()
+    finally:
+        vllm_cpu.end(faults.server)
+    assert len(seen) == 6 and max(logged(trainer, "sampling/logp_difference_max")) < 2e-5
+    out = capsys.readouterr().out
+    assert out.count(f"vLLM server {other} is out: ") == out.count(f"vLLM server {other} is back, ") == 1
+    assert out.index("is out: ") < out.index("is back, ")
+    metrics = httpx.get(f"{server[0]}/metrics").text
+    assert "\nprocess_start_time_seconds " in metrics and "\nvllm:generation_tokens_total{" in metrics
 
 
 def test_filters_and_an_adapter_with_a_server(task, path, server, tmp_path):

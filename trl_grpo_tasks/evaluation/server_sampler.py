@@ -14,9 +14,9 @@ import torch
 from ..constraints.base import Constraint
 from ..constraints.filters import SamplingFilters
 from ..constraints.turns import TurnsConstraint
-from ..serving import ServerError
+from ..serving import CONCURRENT_REQUESTS, ServerError
 from ..serving.conversations import Sampled, Turn, converse, row_text
-from ..serving.generation import CONCURRENT_REQUESTS, server_problem
+from ..serving.generation import server_problem
 from ..serving.served_task import ROW
 from ..task import Row, Task
 from .sampler import prompt_ids, scored_text

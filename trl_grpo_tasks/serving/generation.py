@@ -21,13 +21,12 @@ from accelerate.utils import broadcast_object_list, gather_object
 from ..constraints.base import Constraint
 from ..constraints.turns import TurnsConstraint
 from ..task import Task
-from . import ServerError
+from . import CONCURRENT_REQUESTS, ServerError
 from .conversations import OneTurn, Sampled, Turn, converse, row_text
 from .served_task import CONFIG_KEY, PROCESSOR, ROW, ServedTask
 
 # vLLM's server writes this for -inf, which JSON does not have.
 _LEAST_LOGP = -9998.0
-CONCURRENT_REQUESTS = 64
 # Half precision has many equal logits, and vLLM keeps all tokens that are equal to the k-th.
 _LOGPROBS_PER_TOP_K = 2
 _MORE_LOGPROBS = 64
@@ -54,9 +53,9 @@ def engine_options(processes_logits: bool, weights_folder: str | None) -> Iterat
         options = {"logits_processors": [PROCESSOR], "additional_config": config, "max_logprobs": -1}
         vllm_generation.LLM = functools.partial(before["LLM"], **options)
     if weights_folder is not None:
-        from .weights import FolderClient
+        from .servers import client_of
 
-        vllm_generation.VLLMClient = functools.partial(FolderClient, weights_folder)
+        vllm_generation.VLLMClient = functools.partial(client_of, weights_folder)
     try:
         yield key
     finally:
@@ -98,10 +97,16 @@ class VLLMRequests:
         problem = None
         if self._generation.accelerator.is_main_process:
             length = self._generation.max_completion_length
-            problem = server_problem(self._generation.vllm_client, task, tokenizer, length)
+            problems = ((name, server_problem(one, task, tokenizer, length)) for name, one in self._clients().items())
+            problem = next((f"{name}{text}" for name, text in problems if text is not None), None)
         problem = broadcast_object_list([problem])[0]
         if problem is not None:
             raise ServerError(f"constrain=True with a vLLM server: {problem}")
+
+    def _clients(self) -> dict[str, Any]:
+        """The clients of several servers, each under what a message begins with; that of a single one under ""."""
+        client = self._generation.vllm_client
+        return {f"{server.url}: ": server.client for server in getattr(client, "servers", [])} or {"": client}
 
     def mask_milliseconds(self) -> float | None:
         """Return the time per pass that the CPU spent on masks since the last call. A server logs it instead."""
@@ -194,7 +199,7 @@ class VLLMRequests:
             options = {**(generation_kwargs or {}), "max_tokens": turn.most, "vllm_xargs": {ROW: turn.row}}
             return generate(prompts=[prompt], generation_kwargs=options, **kwargs)
 
-        with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
+        with ThreadPoolExecutor(CONCURRENT_REQUESTS * len(self._clients())) as pool:
             parts = list(pool.map(send, prompts, asked))
         return {name: [each for part in parts for each in part[name]] for name in parts[0]}
 

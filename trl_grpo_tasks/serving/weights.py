@@ -51,13 +51,17 @@ class FolderClient(VLLMClient):
     def load(self, written: tempfile.TemporaryDirectory[str]) -> None:
         """Let the server read weights that `write` wrote, and delete them."""
         with written as folder:
-            body: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
-            answer = httpx.post(f"{self.base_url}/collective_rpc", json=body, timeout=None)
-            if answer.status_code != 200:
-                raise RuntimeError(
-                    f"the vLLM server could not read the weights in {folder} (status {answer.status_code}: "
-                    f"{answer.text[:500]}); vllm_weights_folder must be a folder that the server can read"
-                )
+            self.read(folder)
+
+    def read(self, folder: str) -> None:
+        """Let the server read the weights in a folder."""
+        body: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
+        answer = httpx.post(f"{self.base_url}/collective_rpc", json=body, timeout=None)
+        if answer.status_code != 200:
+            raise RuntimeError(
+                f"the vLLM server could not read the weights in {folder} (status {answer.status_code}: "
+                f"{answer.text[:500]}); vllm_weights_folder must be a folder that the server can read"
+            )
 
 
 def _parts(named_params: Iterator[tuple[str, torch.Tensor]]) -> Iterator[dict[str, torch.Tensor]]:

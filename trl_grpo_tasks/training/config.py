@@ -13,6 +13,7 @@ from ..constraints.filters import NAMES as FILTERS
 from ..constraints.filters import SamplingFilters
 from ..redact import redacted
 from ..rewards.repair import check_repair
+from ..serving import addresses_in
 from ..task import option
 from .advantages import ESTIMATORS, check_estimator
 from .exact_sampling import check_sampling_options
@@ -99,7 +100,7 @@ class TaskGRPOConfig(*(extra.Options for extra in EXTRAS), GRPOConfig):  # type:
     vllm_weights_folder: str | None = option(
         None,
         "With vllm_mode=server, send weights through files in this folder, which the server must be able to read, "
-        "instead of NCCL: for a server on the same GPU or on a CPU, or for machines that share a file system only.",
+        "instead of NCCL: for a server on the same GPU or on a CPU, several servers, or machines that share a folder.",
     )
     importance_sampling_correction: bool = option(
         False,
@@ -168,6 +169,11 @@ class TaskGRPOConfig(*(extra.Options for extra in EXTRAS), GRPOConfig):  # type:
         if self.vllm_weights_folder is not None and not (self.use_vllm and self.vllm_mode == "server"):
             raise ValueError(
                 "vllm_weights_folder is for a server; set use_vllm=True and vllm_mode='server', or leave it out"
+            )
+        if len(addresses_in(self.vllm_server_base_url or "one")) > 1 and self.vllm_weights_folder is None:
+            raise ValueError(
+                "several servers in vllm_server_base_url need vllm_weights_folder, which all of them can read: NCCL "
+                "connects the trainer to one server; set the folder, or give one address"
             )
 
     @classmethod
