@@ -30,13 +30,16 @@ import itertools
 import json
 import random
 import re
+import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -226,11 +229,32 @@ def run(grid: dict[str, Any], folder: Path, name: str, seed: int, options: dict[
     out = run_folder(folder, name, seed)
     fixed = {"seed": seed, "eval_before_and_after": "false", "report_to": "none", "output_dir": out}
     begin = time.monotonic()
-    command(["train", *settings_of(grid), *flags(grid["options"] | options | fixed),
-             "--resume_from_checkpoint", "auto"], out.with_suffix(".log"))  # fmt: skip
+    with served(options, seed) as server:
+        command(["train", *settings_of(grid), *flags(grid["options"] | options | fixed | server),
+                 "--resume_from_checkpoint", "auto"], out.with_suffix(".log"))  # fmt: skip
     minutes = (time.monotonic() - begin) / 60
     write_atomically(out / DONE_FILE, json.dumps({"minutes": minutes}))
     print(f"{name}, seed {seed}: {minutes:.1f} minutes", flush=True)
+
+
+@contextmanager
+def served(options: dict[str, Any], seed: int) -> Iterator[dict[str, Any]]:
+    """For a run with use_vllm, start the server of rollouts_ahead.py and yield the options that name it."""
+    if not options.get("use_vllm"):
+        yield {}
+        return
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = Path(__file__).with_name("rollouts_ahead.py")
+    with tempfile.TemporaryDirectory() as folder:
+        server = subprocess.Popen([sys.executable, script, "--serve", str(port), options["model"], str(seed)])
+        try:
+            address = f"http://127.0.0.1:{port}"
+            yield {"vllm_mode": "server", "vllm_server_base_url": address, "vllm_weights_folder": folder}
+        finally:
+            server.kill()
+            server.wait()
 
 
 def samples_of(

@@ -50,7 +50,7 @@ PROMPTS, GROUP = 4, 8
 
 def main() -> None:
     if sys.argv[1:2] == ["--serve"]:
-        return serve(int(sys.argv[2]), sys.argv[3])
+        return serve(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
     parser = table_parser(__doc__, __file__)
     parser.add_argument("--iterations", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--ahead", nargs="+", type=int, default=[0, 1, 2])
@@ -90,7 +90,7 @@ def measure(report: Report, options: Any, iterations: int, ahead: int) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        command = [sys.executable, __file__, "--serve", str(port), f"{folder}/model"]
+        command = [sys.executable, __file__, "--serve", str(port), f"{folder}/model", "0"]
         server = subprocess.Popen(command, preexec_fn=lambda: os.sched_setaffinity(0, {cores[-1]}))
         try:
             trainer, starts = make_trainer(folder, port, options, iterations, ahead)
@@ -140,11 +140,13 @@ def make_trainer(folder: str, port: int, options: Any, iterations: int, ahead: i
     return trainer, starts
 
 
-def serve(port: int, model: str) -> None:
+def serve(port: int, model: str, seed: int) -> None:
     torch.set_num_threads(1)
+    torch.manual_seed(seed)
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype="float32", trust_remote_code=False).eval()
     http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    Handler.model, Handler.decoder = loaded, Decoder(loaded)
+    Handler.model, Handler.decoder, ends = loaded, Decoder(loaded), loaded.generation_config.eos_token_id
+    Handler.ends = [] if ends is None else [ends] if isinstance(ends, int) else ends
     http.serve_forever()
 
 
@@ -153,6 +155,7 @@ class Handler(BaseHTTPRequestHandler):
 
     model: Any
     decoder: Any
+    ends: list[int]
     lock = Lock()
     seconds: list[float] = []  # of each rollout
 
@@ -173,7 +176,12 @@ class Handler(BaseHTTPRequestHandler):
     def complete(self, body: dict[str, Any]) -> None:
         start = time.perf_counter()
         prompts = [ids for ids in body["prompt"] for _ in range(body["n"])]
-        done = rollout(self.model, prompts, max_new_tokens=body["max_tokens"], eos_token_ids=[], decoder=self.decoder)
+        sampling = {
+            "max_new_tokens": body["max_tokens"],
+            "temperature": body["temperature"],
+            "eos_token_ids": self.ends,
+        }
+        done = rollout(self.model, prompts, decoder=self.decoder, **sampling)
         self.seconds.append(time.perf_counter() - start)
         choices = [
             {
