@@ -16,6 +16,7 @@
 import functools
 import gc
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -141,7 +142,8 @@ def start(words, log: Path, port: int) -> subprocess.Popen:
     environment = os.environ | ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, *(str(port) if word == PORT else word for word in words)]
     with log.open("w") as out:
-        return subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT, cwd=log.parent)
+        options = {"stdout": out, "stderr": subprocess.STDOUT, "cwd": log.parent, "start_new_session": True}
+        return subprocess.Popen(command, env=environment, **options)
 
 
 def wait_for(server: subprocess.Popen, log: Path, port: int, timeout=280) -> None:
@@ -153,13 +155,18 @@ def wait_for(server: subprocess.Popen, log: Path, port: int, timeout=280) -> Non
         time.sleep(0.2)
 
 
+def kill(server: subprocess.Popen) -> None:
+    """Kill a server with its engine, which is a process of its own."""
+    os.killpg(server.pid, signal.SIGKILL)
+    server.wait()
+
+
 def end(server: subprocess.Popen) -> None:
     server.terminate()
     try:
         server.wait(30)
     except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait()
+        kill(server)
 
 
 def _is_up(address: str) -> bool:

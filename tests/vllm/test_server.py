@@ -98,8 +98,7 @@ class Faults(TrainerCallback):
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == 2:
-            self.server.kill()
-            self.server.wait()
+            vllm_cpu.kill(self.server)
         if state.global_step == 4:
             self.begin()
 
