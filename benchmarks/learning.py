@@ -251,7 +251,7 @@ def served(options: dict[str, Any], seed: int) -> Iterator[dict[str, Any]]:
         server = subprocess.Popen([sys.executable, script, "--serve", str(port), options["model"], str(seed)])
         try:
             address = f"http://127.0.0.1:{port}"
-            yield {"vllm_mode": "server", "vllm_server_base_url": address, "vllm_weights_folder": folder}
+            yield {"vllm_server_base_url": address, "vllm_weights_folder": folder}
         finally:
             server.kill()
             server.wait()
