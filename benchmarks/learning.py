@@ -34,7 +34,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -247,14 +246,12 @@ def served(options: dict[str, Any], seed: int) -> Iterator[dict[str, Any]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     script = Path(__file__).with_name("rollouts_ahead.py")
-    with tempfile.TemporaryDirectory() as folder:
-        server = subprocess.Popen([sys.executable, script, "--serve", str(port), options["model"], str(seed)])
-        try:
-            address = f"http://127.0.0.1:{port}"
-            yield {"vllm_server_base_url": address, "vllm_weights_folder": folder}
-        finally:
-            server.kill()
-            server.wait()
+    server = subprocess.Popen([sys.executable, script, "--serve", str(port), options["model"], str(seed)])
+    try:
+        yield {"vllm_server_base_url": f"http://127.0.0.1:{port}"}
+    finally:
+        server.kill()
+        server.wait()
 
 
 def samples_of(
