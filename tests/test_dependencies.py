@@ -14,8 +14,8 @@ PACKAGE = ROOT / "trl_grpo_tasks"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # The distributions whose names differ from those of their modules.
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml"}
-# Required by libraries that are named by their extras: trl[deepspeed], and the CUDA builds of torch.
-BY_OTHERS = {"deepspeed", "triton"}
+# Required by libraries that are named by their extras, trl[deepspeed] and trl[vllm], and by the CUDA builds of torch.
+BY_OTHERS = {"deepspeed", "requests", "triton"}
 CORE = ("commands", "constraints", "evaluation", "models", "report", "rewards", "training")
 
 

@@ -193,14 +193,19 @@ class VLLMRequests:
         if asked is None:
             return generate(prompts=prompts, generation_kwargs=generation_kwargs, **kwargs)
 
-        def send(prompt: Any, turn: Turn | None) -> Any:
-            if turn is None:
-                return {name: [[]] for name in ("prompt_ids", "completion_ids", "logprobs", "logprob_token_ids")}
-            options = {**(generation_kwargs or {}), "max_tokens": turn.most, "vllm_xargs": {ROW: turn.row}}
-            return generate(prompts=[prompt], generation_kwargs=options, **kwargs)
-
-        with ThreadPoolExecutor(CONCURRENT_REQUESTS * len(self._clients())) as pool:
-            parts = list(pool.map(send, prompts, asked))
+        sent = [(prompt, turn) for prompt, turn in zip(prompts, asked, strict=True) if turn is not None]
+        alone = [prompt for prompt, _ in sent]
+        own = [{"max_tokens": turn.most, "vllm_xargs": {ROW: turn.row}} for _, turn in sent]
+        each = [{"generation_kwargs": {**(generation_kwargs or {}), **one}} for one in own]
+        client = self._generation.vllm_client
+        if hasattr(client, "servers"):
+            answers = iter(client.generate_each(alone, each, **kwargs))
+        else:
+            with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
+                send = functools.partial(generate, **kwargs)
+                answers = iter(list(pool.map(lambda prompt, more: send(prompts=[prompt], **more), alone, each)))
+        names = ("prompt_ids", "completion_ids", "logprobs", "logprob_token_ids")
+        parts = [{name: [[]] for name in names} if turn is None else next(answers) for turn in asked]
         return {name: [each for part in parts for each in part[name]] for name in parts[0]}
 
 

@@ -1,8 +1,8 @@
 """Several vLLM servers as one client: each request goes to the server with the fewest, and servers may fail.
 
 A server is out when it does not answer, was restarted, or has open requests and makes no tokens. Its requests are sent
-to the others. With the next weights it is taken back, if it answers by then. So a server has the newest weights or no
-requests, and a process that was started again with the weights of its files samples nothing.
+to the others. With the next weights it is taken back, if it answers by then. A process that was started again has the
+weights of its files; so a server is looked at after its answers, and they count only if it was not restarted.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import math
 import tempfile
 import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -56,6 +58,7 @@ class Server:
         client.session = _Session()
         self.client, self.url = client, client.base_url
         self.is_out = self.is_loading = False
+        self.reads = 0
         self.open: set[Future[Any]] = set()
         self.looking = threading.Lock()
         self._process, self._tokens = self._state(ANSWERS_WITHIN)
@@ -77,18 +80,19 @@ class Server:
     def problem(self, at_once: bool = False) -> str | None:
         """Why this server is of no use, as seen now or a moment ago; None if it works."""
         now = time.monotonic()
-        if at_once or now - self._seen >= WATCH_SECONDS:
-            try:
-                process, tokens = self._state(ANSWERS_WITHIN)
-                if process != self._process:
-                    return "it was restarted"
-                if tokens != self._tokens or self.is_loading or not self.open:
-                    self._tokens, self._moved = tokens, now
-            except requests.Timeout:
-                pass
-            except requests.RequestException as error:
-                return _cause(error)
-            self._seen = time.monotonic()
+        if not at_once and now - self._seen < WATCH_SECONDS:
+            return None
+        try:
+            process, tokens = self._state(ANSWERS_WITHIN)
+            if process != self._process:
+                return "it was restarted"
+            if tokens != self._tokens or self.is_loading or not self.open:
+                self._tokens, self._moved = tokens, now
+        except requests.Timeout:
+            pass
+        except requests.RequestException as error:
+            return _cause(error)
+        self._seen = time.monotonic()
         if now - self._moved > HANGS_AFTER:
             return f"no answer, or open requests and no token, for {HANGS_AFTER:g} s"
         return None
@@ -102,6 +106,15 @@ class Server:
         tokens = [float(value) for name, value in values if name.startswith(_TOKENS)]
         # A server may be told to count no tokens. It always moves, because NaN differs from itself.
         return sum(float(value) for name, value in values if name == _STARTED), sum(tokens) if tokens else math.nan
+
+
+@dataclass
+class _Sent:
+    """A request that was sent to a server after this number of its readings of weights."""
+
+    server: Server
+    reads: int
+    answer: Future[Any]
 
 
 class Servers:
@@ -130,46 +143,72 @@ class Servers:
     # ---- generation
 
     def generate(self, prompts: Sequence[Any], features: None = None, **options: Any) -> dict[str, list[Any]]:
-        """TRL's `generate`, with one request per prompt."""
-        calls = [partial(FolderClient.generate, prompts=[prompt], **options) for prompt in prompts]
-        sent = {number: self._send(call) for number, call in enumerate(calls)}
-        answers: dict[int, dict[str, list[Any]]] = {}
-        tries = [0] * len(calls)
-        while sent:
-            wait([answer for _, answer in sent.values()], WATCH_SECONDS, FIRST_COMPLETED)
-            for number, (server, answer) in list(sent.items()):
-                if not answer.done():
-                    continue
-                try:
-                    answers[number] = answer.result()
-                    del sent[number]
-                except _OutError:
-                    sent[number] = self._send(calls[number])
-                except requests.RequestException as error:
-                    if not self._is_out(server, at_once=True):
-                        tries[number] += 1
-                    if tries[number] == TRIES:
-                        raise ServerError(
-                            f"vLLM servers answered a request {TRIES} times with an error: {_cause(error)}"
-                        ) from error
-                    sent[number] = self._send(calls[number], but=server)
-            for server in {server for server, _ in sent.values()}:
-                self._is_out(server)
-        parts = [answers[number] for number in range(len(calls))]
+        """TRL's `generate`."""
+        parts = self.generate_each(prompts, [{}] * len(prompts), **options)
         return {name: [each for part in parts for each in part[name]] for name in parts[0]}
 
-    def _send(self, call: Callable[..., Any], but: Server | None = None) -> tuple[Server, Future[Any]]:
-        """Send a request to the server with the fewest, if possible not to the one that has just answered it with an
-        error. If none works, wait for one to come back."""
+    def generate_each(
+        self, prompts: Sequence[Any], each: Sequence[dict[str, Any]], **options: Any
+    ) -> list[dict[str, list[Any]]]:
+        """Return the answers of TRL's `generate` to each prompt by itself. Options in `each` are of one prompt."""
+        calls = [
+            partial(FolderClient.generate, prompts=[prompt], **options | more)
+            for prompt, more in zip(prompts, each, strict=True)
+        ]
+        waiting = deque(range(len(calls)))
+        sent: dict[int, _Sent] = {}
+        answered: dict[int, _Sent] = {}
+        failed: dict[int, list[Server]] = defaultdict(list)
+        for server in self.servers:
+            self._is_out(server)
+        while waiting or sent:
+            while waiting and len(sent) < CONCURRENT_REQUESTS * len(self.servers):
+                number = waiting.popleft()
+                sent[number] = self._send(calls[number], failed[number])
+            wait([one.answer for one in sent.values()], WATCH_SECONDS, FIRST_COMPLETED)
+            for number, one in list(sent.items()):
+                if one.answer.done():
+                    del sent[number]
+                    if self._is_answered(one, failed[number]):
+                        answered[number] = one
+                    else:
+                        waiting.append(number)
+            for server in {one.server for one in sent.values()}:
+                self._is_out(server)
+            if not (waiting or sent):  # a server that was restarted meanwhile may have answered with old weights
+                works = [server for server in self.servers if not self._is_out(server, at_once=True)]
+                for number, one in answered.items():
+                    if one.server not in works or one.reads != one.server.reads:
+                        waiting.append(number)
+        return [answered[number].answer.result() for number in range(len(calls))]
+
+    def _is_answered(self, one: _Sent, failed: list[Server]) -> bool:
+        """Whether a request has its answer; if not, it is to be sent again. `failed` are servers that answered it with
+        an error although they work."""
+        try:
+            one.answer.result()
+        except _OutError:
+            return False
+        except requests.RequestException as error:
+            if not self._is_out(one.server, at_once=True):
+                failed.append(one.server)
+            if len(failed) == TRIES:
+                raise ServerError(
+                    f"vLLM servers answered a request {TRIES} times with an error: {_cause(error)}"
+                ) from error
+            return False
+        return True
+
+    def _send(self, call: Callable[..., Any], failed: list[Server]) -> _Sent:
+        """Send a request to the server with the fewest, if possible to one that has not failed it. If no server works,
+        wait for one to come back."""
         until = time.monotonic() + NONE_LEFT_SECONDS
         while True:
-            for server in self.servers:
-                self._is_out(server)  # seen so lately that it cannot have been started again since
             with self._lock:
                 working = [server for server in self.servers if not server.is_out]
                 if working:
-                    server = min(working, key=lambda one: (one is but, len(one.open)))
-                    return server, server.start(partial(call, server.client))
+                    server = min(working, key=lambda one: (failed.count(one), len(one.open)))
+                    return _Sent(server, server.reads, server.start(partial(call, server.client)))
             if time.monotonic() > until:
                 raise ServerError(
                     f"none of the vLLM servers {', '.join(one.url for one in self.servers)} has answered for "
@@ -234,7 +273,9 @@ class Servers:
             server.is_loading = False
             if (error := answer.exception()) is not None:
                 self._take_out(server, _cause(error))
-            elif server.is_out:
+                continue
+            server.reads += 1
+            if server.is_out:
                 server.is_out = False
                 print(f"vLLM server {server.url} is back, with the newest weights", flush=True)
 
