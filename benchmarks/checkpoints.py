@@ -19,14 +19,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from harness import Report, run_table, table_parser
+from harness import Report, free_port, run_table, table_parser
 
 COLUMNS = {
     "processes": "processes",
@@ -81,10 +80,8 @@ def measure(report: Report, options: Any, processes: int, obtained: str) -> None
     from trl_grpo_tasks import get_task
     from trl_grpo_tasks.models.tiny import save_tiny
 
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
+    with tempfile.TemporaryDirectory() as folder:
+        port = free_port()
         spec = get_task(options.task).tiny()
         assert spec is not None, "the task has no tiny model"
         save_tiny(spec, Path(folder) / "model")

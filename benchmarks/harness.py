@@ -12,6 +12,7 @@ import json
 import os
 import random
 import signal
+import socket
 import statistics
 import string
 import sys
@@ -35,6 +36,13 @@ SHAPES: dict[str, tuple[str, int, int, int, int, int, int, bool]] = {
     "7B": ("qwen2", 152064, 3584, 18944, 28, 28, 4, False),
 }
 Report = Callable[[dict[str, Any]], None]
+
+
+def free_port() -> int:
+    """Return a port of this machine on which no server listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def config_of(shape: str, dtype: str, vocabulary: int | None = None, eos_token_id: int | None = None) -> Any:

@@ -30,7 +30,6 @@ import itertools
 import json
 import random
 import re
-import socket
 import statistics
 import subprocess
 import sys
@@ -45,7 +44,7 @@ from typing import Any
 import curves
 import numpy as np
 import yaml
-from harness import flags, table_line
+from harness import flags, free_port, table_line
 
 from trl_grpo_tasks.evaluation.samples import Sample, request_numbers
 from trl_grpo_tasks.files import write_atomically
@@ -242,9 +241,7 @@ def served(options: dict[str, Any], seed: int) -> Iterator[dict[str, Any]]:
     if not options.get("use_vllm"):
         yield {}
         return
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     script = Path(__file__).with_name("rollouts_ahead.py")
     server = subprocess.Popen([sys.executable, script, "--serve", str(port), options["model"], str(seed)])
     try:

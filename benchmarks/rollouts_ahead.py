@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from typing import Any
 
 import httpx
 import torch
-from harness import SHAPES, Report, character_tokenizer, config_of, random_model, run_table, table_parser
+from harness import SHAPES, Report, character_tokenizer, config_of, free_port, random_model, run_table, table_parser
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainerCallback
 
@@ -87,9 +86,7 @@ def measure(report: Report, options: Any, iterations: int, ahead: int) -> None:
         config = config_of(options.shape, "float32")
         random_model(config).save_pretrained(f"{folder}/model")
         character_tokenizer(config.vocab_size, ends=False).save_pretrained(f"{folder}/model")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         command = [sys.executable, __file__, "--serve", str(port), f"{folder}/model", "0"]
         server = subprocess.Popen(command, preexec_fn=lambda: os.sched_setaffinity(0, {cores[-1]}))
         try:

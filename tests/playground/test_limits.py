@@ -3,7 +3,6 @@
 import base64
 import http.client
 import json
-import socket
 import tracemalloc
 import zlib
 from functools import cache
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.support.server_process import free_port
 from trl_grpo_tasks.constraints.budget import LIMIT
 from trl_grpo_tasks.registry import TASKS, get_task
 from trl_grpo_tasks.serving import served_task
@@ -27,10 +27,7 @@ def address():
     with gradio.Blocks() as page:
         text = gradio.Textbox()
         gradio.Button().click(lambda said: said.upper(), text, text, api_name="upper")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    yield urlsplit(launch(page, "127.0.0.1", port)).netloc
+    yield urlsplit(launch(page, "127.0.0.1", free_port())).netloc
     page.close(verbose=False)
 
 

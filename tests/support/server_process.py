@@ -9,11 +9,16 @@ import time
 import httpx
 
 
-def start(file, *words, path="/health", **environment):
-    """Start a server process; return it and its address once it answers at `path`."""
+def free_port() -> int:
+    """Return a port of this machine on which no server listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return free.getsockname()[1]
+
+
+def start(file, *words, path="/health", **environment):
+    """Start a server process; return it and its address once it answers at `path`."""
+    port = free_port()
     environment = {**os.environ, "GRADIO_SERVER_PORT": str(port), **environment}  # other servers read their argument
     process = subprocess.Popen([sys.executable, str(file), str(port), *words], env=environment)
     url = f"http://127.0.0.1:{port}"

@@ -17,7 +17,6 @@ import functools
 import gc
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from types import SimpleNamespace
 import httpx
 
 from tests.support.paths import ROOT
+from tests.support.server_process import free_port
 from trl_grpo_tasks.models.tiny import save_tiny
 
 ENVIRONMENT = {
@@ -126,9 +126,7 @@ def serve_task(task: str, model: str, *task_options: str, options=()) -> list[st
 @contextmanager
 def serving(words, log: Path, timeout=280):
     """Run a server as a subprocess and yield its address. `words` are those after `python`, with PORT for the port."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     server = start(words, log, port)
     try:
         wait_for(server, log, port, timeout)

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 
@@ -15,6 +14,7 @@ from transformers import AutoTokenizer, TrainerCallback
 from tests.support import vllm_cpu
 from tests.support.observed import logged, logps_under, observe
 from tests.support.paths import ROOT
+from tests.support.server_process import free_port
 from tests.support.toy import ToyTask
 from tests.support.training import config, launch
 from tests.support.vllm_cpu import ENVIRONMENT, save_model, serve_task, serving
@@ -104,9 +104,7 @@ class Faults(TrainerCallback):
 
 
 def test_a_server_that_dies_comes_back_with_the_newest_weights(task, path, server, prompts_file, tmp_path, capsys):
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     words = serve_task(NAME, path, "--prompts_file", prompts_file)
     faults = Faults(words, tmp_path / "log", port)
     other = f"http://127.0.0.1:{port}"

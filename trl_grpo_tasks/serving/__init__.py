@@ -1,5 +1,8 @@
 """Sampling under a task's constraint in vLLM, colocated with the trainer or as a server."""
 
+from collections.abc import Sequence
+from typing import Any
+
 CONCURRENT_REQUESTS = 64  # to one server
 
 
@@ -16,3 +19,8 @@ def addresses_in(base_url: str) -> list[str]:
             "commas between them, such as http://a:8000,http://b:8000"
         )
     return addresses
+
+
+def joined(answers: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
+    """Join what TRL's `VLLMClient.generate` returned for parts of the prompts."""
+    return {name: [each for answer in answers for each in answer[name]] for name in answers[0]}

@@ -21,7 +21,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from ..constraints.base import Constraint
 from ..constraints.turns import TurnsConstraint
 from ..task import Task
-from . import CONCURRENT_REQUESTS, ServerError
+from . import CONCURRENT_REQUESTS, ServerError, joined
 from .conversations import OneTurn, Sampled, Turn, converse, row_text
 from .served_task import CONFIG_KEY, PROCESSOR, ROW, ServedTask
 
@@ -193,10 +193,12 @@ class VLLMRequests:
         if asked is None:
             return generate(prompts=prompts, generation_kwargs=generation_kwargs, **kwargs)
 
-        sent = [(prompt, turn) for prompt, turn in zip(prompts, asked, strict=True) if turn is not None]
-        alone = [prompt for prompt, _ in sent]
-        own = [{"max_tokens": turn.most, "vllm_xargs": {ROW: turn.row}} for _, turn in sent]
-        each = [{"generation_kwargs": {**(generation_kwargs or {}), **one}} for one in own]
+        alone, each = [], []  # the prompts that are sent, and the options of each
+        for prompt, turn in zip(prompts, asked, strict=True):
+            if turn is not None:
+                own = {"max_tokens": turn.most, "vllm_xargs": {ROW: turn.row}}
+                alone.append(prompt)
+                each.append({"generation_kwargs": {**(generation_kwargs or {}), **own}})
         client = self._generation.vllm_client
         if hasattr(client, "servers"):
             answers = iter(client.generate_each(alone, each, **kwargs))
@@ -205,8 +207,7 @@ class VLLMRequests:
                 send = functools.partial(generate, **kwargs)
                 answers = iter(list(pool.map(lambda prompt, more: send(prompts=[prompt], **more), alone, each)))
         names = ("prompt_ids", "completion_ids", "logprobs", "logprob_token_ids")
-        parts = [{name: [[]] for name in names} if turn is None else next(answers) for turn in asked]
-        return {name: [each for part in parts for each in part[name]] for name in parts[0]}
+        return joined([{name: [[]] for name in names} if turn is None else next(answers) for turn in asked])
 
 
 def server_problem(client: Any, task: Task | None, tokenizer: Any, length: int) -> str | None:

@@ -24,7 +24,7 @@ import torch
 from requests.adapters import HTTPAdapter
 
 from ..failures import first_line
-from . import CONCURRENT_REQUESTS, ServerError, addresses_in
+from . import CONCURRENT_REQUESTS, ServerError, addresses_in, joined
 from .weights import FolderClient
 
 WATCH_SECONDS = 2.0  # between two looks at a server with open requests
@@ -144,8 +144,7 @@ class Servers:
 
     def generate(self, prompts: Sequence[Any], features: None = None, **options: Any) -> dict[str, list[Any]]:
         """TRL's `generate`."""
-        parts = self.generate_each(prompts, [{}] * len(prompts), **options)
-        return {name: [each for part in parts for each in part[name]] for name in parts[0]}
+        return joined(self.generate_each(prompts, [{}] * len(prompts), **options))
 
     def generate_each(
         self, prompts: Sequence[Any], each: Sequence[dict[str, Any]], **options: Any
@@ -252,9 +251,7 @@ class Servers:
             self._let_read(written.name)
             if before is not None:
                 before.cleanup()
-            elif unread := [
-                server.url for server in self.servers if server.is_out
-            ]:  # a mistake in options, most likely
+            elif unread := [server.url for server in self.servers if server.is_out]:  # wrong options, most likely
                 raise ServerError(
                     f"{', '.join(unread)}: the vLLM server could not read the weights of this run; the reason is above"
                 )

@@ -170,7 +170,8 @@ class TaskGRPOConfig(*(extra.Options for extra in EXTRAS), GRPOConfig):  # type:
             raise ValueError(
                 "vllm_weights_folder is for a server; set use_vllm=True and vllm_mode='server', or leave it out"
             )
-        if len(addresses_in(self.vllm_server_base_url or "one")) > 1 and self.vllm_weights_folder is None:
+        addresses = addresses_in(self.vllm_server_base_url) if self.vllm_server_base_url else []
+        if len(addresses) > 1 and self.vllm_weights_folder is None:
             raise ValueError(
                 "several servers in vllm_server_base_url need vllm_weights_folder, which all of them can read: NCCL "
                 "connects the trainer to one server; set the folder, or give one address"
