@@ -175,6 +175,7 @@ def run_cells(module: str, cells: Sequence[dict[str, Any]], limit_s: float, log:
                 while pipe.poll(max(end - time.monotonic(), 0)):
                     values |= pipe.recv()
                     if values.pop("done", False):
+                        process.join(30)  # it ends by itself: killing a process that uses a GPU can disturb others
                         break
                 else:
                     values["error"] = f"stopped after {limit_s:g} s"

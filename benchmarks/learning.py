@@ -97,6 +97,8 @@ def main() -> None:
     folder = options.output_dir / options.grid.stem
     folder.mkdir(parents=True, exist_ok=True)
     samples = collect(grid, folder, options)
+    runs = {name: [run_folder(folder, name, seed) for seed in grid["seeds"]] for name in grid["settings"]}
+    trained = {name: found for name, found in runs.items() if all((one / DONE_FILE).is_file() for one in found)}
     missing = {name for (name, _), found in samples.items() if found is None}
     grid["settings"] = {name: given for name, given in grid["settings"].items() if name not in missing}
     if not grid["settings"]:
@@ -119,8 +121,7 @@ def main() -> None:
     counted = describe_rows(len(places), len({requests[place] for place in places}))
     text = page(options.grid, grid, options.rows, counted, tables, machine_of(folder, grid))
     if grid["curves"]:
-        runs = {name: [run_folder(folder, name, seed) for seed in grid["seeds"]] for name in grid["settings"]}
-        curves.draw(runs, grid["curves"], folder / "learning.png")
+        curves.draw(trained, grid["curves"], folder / "learning.png")
         text += f"\n![Training]({options.grid.stem}.png)\n\n{curves.CAPTION}\n"
     write_atomically(folder / "learning.md", text)
     if options.publish:

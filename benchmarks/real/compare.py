@@ -2,7 +2,7 @@
 
     python benchmarks/real/prepare.py gsm8k --out data              # once (see prepare.py)
     python benchmarks/real/compare.py benchmarks/real/gsm8k.yaml --models 0.5B=Qwen/Qwen2.5-0.5B-Instruct \
-        --data data --out outputs/real [--ways TRL ours] [--seeds 1] [--minutes 10] [--rows choose]
+        --data data --out outputs/real [--ways TRL ours] [--seeds 1] [--minutes 10] [--rows choose] [--parallel 3]
 
 A table is a YAML file: the task with its options, the options that differ for the held-out rows, ways, seeds, minutes,
 and settings of training. A way names its trainer, `trl`, `trl+vllm` or `ours`, with further settings, and `control:
@@ -11,9 +11,10 @@ with rewards from the same workers, until `minutes` of training have passed. The
 stands still during evaluations, which take place at `marks` (minutes) and at the end, with the same sampler for all
 ways. The untrained model is evaluated once. Starting vLLM is not counted; it is listed.
 
-A cell is a model, a way and a seed, in a process of its own. Finished cells are kept in --out, so that the same
-command resumes a table. Settings are chosen on half of the held-out requests (--rows choose) and reported on the
-others.
+A cell is a model, a way and a seed, in a process of its own; with --parallel, so many at a time, which share the GPU
+and so make fewer steps in their minutes. Finished cells are kept in --out, so that the same command resumes a table.
+Settings are chosen on half of the held-out requests (--rows choose) and reported on the others, or, if none was
+chosen, on all (--rows all).
 
 Writes to --out/TABLE: logs/CELL.jsonl, a line per step; CELL.json; table.md with 95% intervals from a bootstrap over
 seeds and requests; curves.png, held-out success over minutes and over generated tokens.
@@ -30,6 +31,7 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import learning
 from harness import PROJECTIONS, Report, memory, now, run_cells, table_line
 
 TRAINERS = ("trl", "trl+vllm", "ours")
@@ -44,7 +47,9 @@ KEYS = {"task", "options", "evaluation", "constrain", "rows", "samples", "train_
         "ways", "lora", "settings", "max_completion_length"}  # fmt: skip
 OPTIONAL = {"options": {}, "evaluation": {}, "constrain": False, "lora": {"r": 32, "lora_alpha": 64}, "marks": []}
 EVALUATION_SEED = 4242
+EVALUATION_ROWS = 512  # completions at a time: other cells may share the GPU
 START = "start"
+COMMAND_LINE = {"rollout": "auto", "share_prompts": True}  # as `train` sets them for our trainer
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -104,6 +109,7 @@ def measure(
             samples = evaluate(
                 way, current, tokenizer, task, rows, executor=executor, num_samples=table["samples"],
                 max_completion_length=table["max_completion_length"], constraint=constraint, seed=EVALUATION_SEED,
+                rollout_batch_size=EVALUATION_ROWS,
             ).samples  # fmt: skip
         kept = [{"row": 0, "completion": s.completion, "tokens": s.tokens, "score": s.score, "form": s.form,
                  "request": s.request, "cut_off": s.cut_off} for s in samples]  # fmt: skip
@@ -156,7 +162,7 @@ def made_trainer(table: dict[str, Any], data: str, model: Any, tokenizer: Any, w
     common = {"processing_class": tokenizer, "peft_config": lora}
     rows = task_dataset(task, "train", table["train_rows"], seed)
     if kind == "ours":
-        args = TaskGRPOConfig(**settings, constrain=table["constrain"])
+        args = TaskGRPOConfig(**(COMMAND_LINE | settings), constrain=table["constrain"])
         if is_random:
             return TaskGRPOTrainer(model, random_rewards(seed), args, rows, **common)
         return TaskGRPOTrainer(model, args=args, train_dataset=rows, task=task, **common)
@@ -260,8 +266,9 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", help="only these")
     parser.add_argument("--seeds", type=int, nargs="+", help="instead of those of the table")
     parser.add_argument("--minutes", type=float, help="instead of those of the table")
-    parser.add_argument("--rows", choices=["choose", "report"], default="report")
+    parser.add_argument("--rows", choices=list(learning.ROWS), default="report")
     parser.add_argument("--limit", type=float, default=3600, help="seconds after which a cell is given up")
+    parser.add_argument("--parallel", type=int, default=1, help="cells at a time")
     options = parser.parse_args()
     table = read_table(options.table)
     table |= {name: getattr(options, name) for name in ("seeds", "minutes") if getattr(options, name) is not None}
@@ -292,19 +299,22 @@ def run_missing(table: dict[str, Any], folder: Path, model: str, path: str, opti
         if not file.is_file():
             log = str(folder / "logs" / f"{file.stem}.jsonl")
             cells.append({"table": table, "data": options.data, "path": path, "way": way, "seed": seed, "log": log})
-    for values in run_cells("compare", cells, options.limit, folder / "cells.log"):
-        if "error" in values:
-            print(f"{model}, {values['way']}, seed {values['seed']}: {values['error']}", flush=True)
-            continue
-        kept = {name: value for name, value in values.items() if name not in ("table", "data", "path", "log")}
-        cell_file(folder, model, values["way"], values["seed"]).write_text(json.dumps(kept))
-        print(f"{model}, {values['way']}, seed {values['seed']}: done", flush=True)
+
+    def run(part: list[dict[str, Any]]) -> None:
+        for values in run_cells("compare", part, options.limit, folder / "cells.log"):
+            if "error" in values:
+                print(f"{model}, {values['way']}, seed {values['seed']}: {values['error']}", flush=True)
+                continue
+            kept = {name: value for name, value in values.items() if name not in ("table", "data", "path", "log")}
+            cell_file(folder, model, values["way"], values["seed"]).write_text(json.dumps(kept))
+            print(f"{model}, {values['way']}, seed {values['seed']}: done", flush=True)
+
+    with ThreadPoolExecutor(options.parallel) as pool:
+        list(pool.map(run, [cells[place :: options.parallel] for place in range(options.parallel)]))
 
 
 def page(table: dict[str, Any], folder: Path, model: str, options: Any) -> str:
     """The Markdown table of a model, and its figure, from the cells that have finished with all seeds."""
-    import learning
-
     from trl_grpo_tasks.evaluation.samples import Sample, request_numbers
 
     def cells_of(way: str) -> list[dict[str, Any]] | None:
@@ -324,8 +334,10 @@ def page(table: dict[str, Any], folder: Path, model: str, options: Any) -> str:
     values: dict[str, list[dict[str, list[float]]]] = {}
     success: dict[str, list[list[tuple[float, float, float]]]] = defaultdict(list)  # minutes, tokens, success
     for way, cells in found.items():
-        ends = [rows_of(cell["marks"][-1]) for cell in cells]
-        values[way] = [learning.values_of(rows) for rows in ends * (len(table["seeds"]) if way == START else 1)]
+        for place, mark in enumerate(cells[0]["marks"]):
+            ends = [rows_of(cell["marks"][place]) for cell in cells] * (len(table["seeds"]) if way == START else 1)
+            name = START if way == START else f"{way}, {mark['minutes']:.0f} min"
+            values[name] = list(map(learning.values_of, ends))
         for cell in cells:
             trained = cell["marks"] if way != START else []  # all ways begin at the one evaluation of the start
             all_marks = found[START][0]["marks"] + trained
