@@ -91,6 +91,16 @@ def test_frozen_weights_are_bf16_where_it_is_fast_and_trained_ones_are_not():
     assert "dtype" not in layers(own, "full", {}, "bf16")[0].values
 
 
+def test_on_a_cpu_pretrained_models_get_gradient_checkpointing_and_the_embedded_one_does_not():
+    def checkpointing(*words):
+        return parsed("--task", "brick", *words)[1].gradient_checkpointing
+
+    assert not checkpointing() and checkpointing("--gradient_checkpointing")
+    for words in ((), ("--use_peft",)):
+        assert checkpointing("--model", "./model", *words)
+        assert not checkpointing("--model", "./model", *words, "--gradient_checkpointing", "false")
+
+
 def test_a_run_says_which_defaults_it_took_and_from_where():
     own = type("Own", (Task,), {"name": "own", "defaults": {"temperature": 0.9, "max_steps": 7}})
     lines = describe(layers(own, "full", {"learning_rate": "1e-5"}, None), {"learning_rate": "1e-5"})

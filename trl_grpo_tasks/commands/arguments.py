@@ -165,12 +165,13 @@ def parse(argv: Sequence[str] | None = None, command: str = "train") -> tuple[Ta
     on_cpu = _is_true(line, "use_cpu")
     half = None if on_cpu else fast_half_precision()
     on_accelerator = half is not None or (torch.cuda.is_available() and not on_cpu)
+    kind = kind_of(line.given)
     # Precedence, from low to high: these, those of the kind of weights, the task's, the recipe, flags.
     defaults = {
         "bf16": half == "bf16",
         "fp16": half == "fp16" and _is_true(line, "bf16") is None and "bf16" not in task_class.defaults,
         "lora_dropout": 0.0,  # with dropout, rollouts and training would compute different log-probs
-        "gradient_checkpointing": on_accelerator,
+        "gradient_checkpointing": on_accelerator or kind != "tiny",
         "dataloader_pin_memory": on_accelerator,
         "output_dir": f"outputs/{task_class.name if line.task else 'TASK'}",
         "logging_steps": 5,
@@ -183,7 +184,6 @@ def parse(argv: Sequence[str] | None = None, command: str = "train") -> tuple[Ta
         "report_to": default_tracker(),
         "project": DEFAULT_PROJECT,
     }
-    kind = kind_of(line.given)
     chosen = layers(task_class, kind, line.given, half)
     for layer in chosen:
         if unknown := parser.set_defaults_with_config(**(defaults := defaults | layer.values)):
