@@ -161,6 +161,12 @@ def test_turns_equal_the_definition(tokens, has_two, limit, most, data):
     check_masks(constraint, most, lambda found: data.draw(st.sampled_from(found)))
 
 
+def test_tokens_of_a_thought_are_counted_where_equal_masks_follow():
+    constraint = GrammarConstraint(vocabulary_of(["aca"]), turns(3, "bb"))
+    for seed in range(20):  # after "a" and "aa" the masks are equal, and two more tokens or one may be thought
+        check_masks(constraint, 5, random.Random(seed).choice)
+
+
 NESTED = {
     "brackets": (BRACKETS, ["[", "]", "[[", "]]", "]]]", "[]"]),
     "two kinds": (

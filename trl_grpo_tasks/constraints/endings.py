@@ -22,7 +22,7 @@ _PART = re.compile(
 )
 _CHARACTER = re.compile(r"\\x(..)|\\u(....)|\\U(.{8})|\\(.)|(.)", re.DOTALL)
 _FREE_TEXT = re.compile(
-    r"(\S+?)(?:\[max_tokens=\d+\])? ::= TagDispatch\(\n  loop_after_dispatch=false,\n  excludes=(.+)\n\)(?: \(=.*)?\n"
+    r"(\S+?)(\[max_tokens=\d+\])? ::= TagDispatch\(\n  loop_after_dispatch=false,\n  excludes=(.+)\n\)(?: \(=.*)?\n"
 )
 _PATTERN = re.compile(r'Regex\("((?:[^"\\]|\\.)*)", json_string=true\)')
 _ESCAPED = dict(zip("0abtnvfre", (0, 7, 8, 9, 10, 11, 12, 13, 27), strict=True))
@@ -69,7 +69,9 @@ class Endings:
         self._unknown = bytes(byte for byte in range(256) if byte not in inside)
         self._rules = _rules(grammar)
         self._has_free_text = "TagDispatch(" in grammar  # which may hold bytes that are no UTF-8
-        self.limits_tokens = "[max_tokens=" in grammar  # so that equal texts can be followed by different tokens
+        # Free texts of so many tokens at most, in which equal texts can be followed by different tokens.
+        self._limited = tuple(f"{found[1]}/" for found in _FREE_TEXT.finditer(grammar) if found[2])
+        self.limits_tokens = bool(self._limited)
         self._shortest = self._shortest_texts()
         self.longest = self._longest_ending()
         self._stacks: list[tuple[Symbol, int]] = [((), 0)]  # first symbol and the number of the rest; 0: empty
@@ -106,6 +108,11 @@ class Endings:
             if not stacks:
                 return None
         return stacks, (begun + spelling)[used:]
+
+    def counts_tokens(self, position: Position | None) -> bool:
+        """Whether a text whose tokens are counted may be going on here."""
+        rests = (self._stacks[self._stacks[number][1]][0] for number in position[0]) if position else ()
+        return any(isinstance(symbol, str) and symbol.startswith(self._limited) for symbol in rests)
 
     def _ending(self, position: Position | None) -> bytes | None:
         if position is None:
@@ -269,7 +276,7 @@ class _Parser:
 def _rules(grammar: str) -> dict[str, tuple[tuple[Symbol, ...], ...]]:
     """Return the alternatives of each rule."""
     rules: dict[str, tuple[tuple[Symbol, ...], ...]] = {}
-    for name, excluded in _FREE_TEXT.findall(grammar):
+    for name, _, excluded in _FREE_TEXT.findall(grammar):
         texts = [part["text"][1:-1] for part in _PART.finditer(excluded) if part["text"]]
         rules |= _text_without(name, ["".join(map(chr, _codes(text))) for text in texts])
     for line in filter(None, _FREE_TEXT.sub("", grammar).splitlines()):

@@ -188,7 +188,17 @@ class GrammarConstraint:
 class GrammarState:
     """The position of one completion in a grammar. States with equal `origin` start in the same grammar."""
 
-    __slots__ = ("_constraint", "_drops_space", "_is_first", "_matcher", "_text", "_words", "finished", "origin")
+    __slots__ = (
+        "_constraint",
+        "_count",
+        "_drops_space",
+        "_is_first",
+        "_matcher",
+        "_text",
+        "_words",
+        "finished",
+        "origin",
+    )
 
     def __init__(
         self,
@@ -199,10 +209,11 @@ class GrammarState:
         finished: bool = False,
         drops_space: bool = False,
         text: bytes = b"",
+        count: int = 0,
     ):
         self._constraint, self._matcher, self.origin = constraint, matcher, origin
         self._is_first, self.finished = is_first, finished  # is_first: no token of the text has been accepted
-        self._drops_space, self._text = drops_space, text
+        self._drops_space, self._text, self._count = drops_space, text, count  # of tokens
         self._words: np.ndarray | None = None  # the current mask, once it has been computed
 
     def fork(self) -> GrammarState:
@@ -214,6 +225,7 @@ class GrammarState:
             self.finished,
             self._drops_space,
             self._text,
+            self._count,
         )
 
     @property
@@ -236,8 +248,10 @@ class GrammarState:
     def position(self) -> Hashable | None:
         if self._endings is None:
             return None
+        at = self._endings.at(self._text)
         words = hash(self.mask().tobytes()) if self._endings.limits_tokens else None
-        return self._endings, self.finished, self._is_first, self._endings.at(self._text), words
+        count = self._count if self._endings.counts_tokens(at) else None
+        return self._endings, self.finished, self._is_first, at, words, count
 
     def alike(self, tokens: Sequence[int]) -> Iterable[Sequence[int]]:
         assert self._endings is not None
@@ -269,6 +283,7 @@ class GrammarState:
             raise ValueError(f"token {token} ({vocabulary.bytes_of[token]!r}) is not allowed here")
         self._is_first = False
         self._text += vocabulary.bytes_of[token] or b""
+        self._count += 1
         self._words = None
         self.finished = token == vocabulary.eos
 
