@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness import spread, table_line
 
 from trl_grpo_tasks.report.run_folder import METRICS_FILE
 
 WINDOW = 10
+LAST = 20  # iterations at the end of a run, of which `ends` shows the mean
 CAPTION = (
     f"Metrics of training per iteration, as moving averages over {WINDOW} iterations; thin lines are seeds, thick "
     "lines their means."
@@ -40,6 +42,15 @@ def draw(runs: Mapping[str, Sequence[Path]], labels: Mapping[str, str], path: Pa
         axes.grid(alpha=0.3)
     panels[0].legend()
     figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def ends(runs: Mapping[str, Sequence[Path]], labels: Mapping[str, str]) -> str:
+    """Return a Markdown table of the metrics at the end of the runs: the mean over seeds, and the range."""
+    lines = [table_line([f"last {LAST} iterations", *labels.values()]), "|---" * (1 + len(labels)) + "|"]
+    for name, folders in runs.items():
+        found = ([values_of(folder, metric)[-LAST:, 1].mean() for folder in folders] for metric in labels)
+        lines.append(table_line([name, *(spread(values, 1) for values in found)]))
+    return "\n".join(lines)
 
 
 def values_of(folder: Path, metric: str) -> np.ndarray:

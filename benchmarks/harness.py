@@ -235,6 +235,12 @@ def shown(value: Any) -> str:
     return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def spread(values: Sequence[float], digits: int = 3) -> str:
+    """Return the mean of values with the smallest and the largest."""
+    low, mean, high = (f"{value:.{digits}f}" for value in (min(values), statistics.fmean(values), max(values)))
+    return f"{mean} ({low}-{high})"
+
+
 def table_parser(description: str | None, file: str, limit: float = 240) -> argparse.ArgumentParser:
     """Return a parser with the options that `run_table` reads; results are named after the benchmark's file."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -44,7 +44,7 @@ from typing import Any
 import curves
 import numpy as np
 import yaml
-from harness import flags, free_port, table_line
+from harness import flags, free_port, spread, table_line
 
 from trl_grpo_tasks.evaluation.samples import Sample, request_numbers
 from trl_grpo_tasks.files import write_atomically
@@ -122,7 +122,9 @@ def main() -> None:
     text = page(options.grid, grid, options.rows, counted, tables, machine_of(folder, grid))
     if grid["curves"]:
         curves.draw(trained, grid["curves"], folder / "learning.png")
-        text += f"\n![Training]({options.grid.stem}.png)\n\n{curves.CAPTION}\n"
+        text += (
+            f"\n![Training]({options.grid.stem}.png)\n\n{curves.CAPTION}\n\n{curves.ends(trained, grid['curves'])}\n"
+        )
     write_atomically(folder / "learning.md", text)
     if options.publish:
         write_atomically(PAGES / f"{options.grid.stem}.md", text)
@@ -378,11 +380,6 @@ def table(
         taken = [spread(minutes[name], 1) if name in minutes else ""] if minutes else []
         lines.append(table_line([name, *cells, *taken]))
     return "\n".join(lines)
-
-
-def spread(values: Sequence[float], digits: int = 3) -> str:
-    low, mean, high = (f"{value:.{digits}f}" for value in (min(values), statistics.fmean(values), max(values)))
-    return f"{mean} ({low}-{high})"
 
 
 def gain(

@@ -178,6 +178,12 @@ def test_curves_are_means_over_seeds_of_moving_averages(tmp_path, monkeypatch):
     assert mean.get_ydata()[0] == pytest.approx((4.5 + 9 + 3) / 3)
     assert one.get_ydata().tolist() == same.get_ydata().tolist() == [pytest.approx(7)]
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["plain", "passk"]
+    assert curves.ends({"plain": plain, "passk": passk}, {"max@1": "mean", "max@64": "best"}).splitlines() == [
+        "| last 20 iterations | mean | best |",
+        "|---|---|---|",
+        "| plain | 20.5 (3.0-39.0) | 205.0 (30.0-390.0) |",
+        "| passk | 7.0 (7.0-7.0) | 70.0 (70.0-70.0) |",
+    ]
     with pytest.raises(ValueError, match=r"has no metric 'max@8'; remove the run's folder"):
         curves.draw({"plain": plain}, {"max@8": "?"}, tmp_path / "x.png")
 

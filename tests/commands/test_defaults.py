@@ -93,7 +93,7 @@ def test_frozen_weights_are_bf16_where_it_is_fast_and_trained_ones_are_not():
 
 def test_on_a_cpu_pretrained_models_get_gradient_checkpointing_and_the_embedded_one_does_not():
     def checkpointing(*words):
-        return parsed("--task", "brick", *words)[1].gradient_checkpointing
+        return parsed("--task", "brick", "--use_cpu", *words)[1].gradient_checkpointing
 
     assert not checkpointing() and checkpointing("--gradient_checkpointing")
     for words in ((), ("--use_peft",)):

@@ -69,7 +69,7 @@ class Endings:
         self._unknown = bytes(byte for byte in range(256) if byte not in inside)
         self._rules = _rules(grammar)
         self._has_free_text = "TagDispatch(" in grammar  # which may hold bytes that are no UTF-8
-        # Free texts of so many tokens at most, in which equal texts can be followed by different tokens.
+        # Names of free texts with a token limit: what may follow there depends on the tokens, not only on the text.
         self._limited = tuple(f"{found[1]}/" for found in _FREE_TEXT.finditer(grammar) if found[2])
         self.limits_tokens = bool(self._limited)
         self._shortest = self._shortest_texts()

@@ -249,9 +249,10 @@ class GrammarState:
         if self._endings is None:
             return None
         at = self._endings.at(self._text)
-        words = hash(self.mask().tobytes()) if self._endings.limits_tokens else None
-        count = self._count if self._endings.counts_tokens(at) else None
-        return self._endings, self.finished, self._is_first, at, words, count
+        tokens = None
+        if self._endings.limits_tokens:
+            tokens = hash(self.mask().tobytes()), self._endings.counts_tokens(at) and self._count
+        return self._endings, self.finished, self._is_first, at, tokens
 
     def alike(self, tokens: Sequence[int]) -> Iterable[Sequence[int]]:
         assert self._endings is not None
