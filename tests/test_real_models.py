@@ -94,8 +94,12 @@ def test_a_small_comparison_with_trl(tmp_path):
         cell = json.loads((folder / f"tiny {way} 1.json").read_text())
         assert [len(mark["samples"]) for mark in cell["marks"]] == [16, 16]
         lines = [json.loads(line) for line in (folder / "logs" / f"tiny {way} 1.jsonl").read_text().splitlines()]
-        assert [line["step"] for line in lines[: cell["steps"]]] == list(range(1, cell["steps"] + 1))
+        steps = [line for line in lines if "reward" in line]
+        assert [line["step"] for line in steps] == list(range(1, cell["steps"] + 1))
         assert cell["minutes"] >= 0.02 > sum(cell["step_s"][:-1]) / 60
-        assert lines[-1]["tokens"] == cell["marks"][-1]["tokens"] > 0
+        assert steps[-1]["tokens"] == cell["marks"][-1]["tokens"] > 0
+        for line, mark in zip([line for line in lines if "held_out" in line], cell["marks"], strict=True):
+            both = [line["held_out"][half]["success"] for half in ("choose", "report")]  # halves of the same size
+            assert sum(both) / 2 == pytest.approx(sum(s["score"]["success"] for s in mark["samples"]) / 16)
     again = subprocess.run(words, capture_output=True, text=True)
     assert "done" not in again.stdout, "finished cells were run again"

@@ -115,7 +115,11 @@ def measure(
                  "request": s.request, "cut_off": s.cut_off} for s in samples]  # fmt: skip
         marks.append({"minutes": minutes, "tokens": tokens, "samples": kept})
         report({"marks": marks, **memory()})
+        # The rates are logged too, because a cell that is killed keeps its log only.
+        write_line(log, {"way": way, "seed": seed, "minutes": minutes, "held_out": rates(samples, table["samples"])})
 
+    Path(log).parent.mkdir(parents=True, exist_ok=True)
+    Path(log).write_text("")
     if way == START:
         evaluated(model, 0.0, 0.0)
         return
@@ -212,9 +216,7 @@ class Clock:
         self._end = table["minutes"]
         self.seconds: list[float] = []
         self.tokens = 0.0
-        self._log = Path(log)
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        self._log.write_text("")
+        self._log = log
 
     @property
     def minutes(self) -> float:
@@ -250,8 +252,28 @@ class Clock:
         times = {"step": step, "minutes": self.minutes, "tokens": self.tokens}
         numbers = {name: value for name, value in logs.items() if isinstance(value, int | float)}
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-        with self._log.open("a") as file:
-            file.write(json.dumps(self._head | times | finite) + "\n")
+        write_line(self._log, self._head | times | finite)
+
+
+def write_line(log: str, values: dict[str, Any]) -> None:
+    """Append a line to the log of a cell."""
+    with Path(log).open("a") as file:
+        file.write(json.dumps(values) + "\n")
+
+
+def rates(samples: Sequence[Any], size: int) -> dict[str, dict[str, float]]:
+    """Success and pass@k of the held-out rows for choosing settings, and of those for reporting them."""
+    from trl_grpo_tasks.evaluation.samples import request_numbers
+
+    rows = [samples[first : first + size] for first in range(0, len(samples), size)]
+    numbers = request_numbers(rows)
+    halves = {half: [rows[n] for n in learning.places_of(numbers, half)] for half in ("choose", "report")}
+    wanted = ("success", f"pass@{max(size // 2, 1)}", f"pass@{size}")
+    return {
+        half: {name: round(statistics.fmean(values), 4) for name, values in learning.values_of(part).items()
+               if name in wanted}
+        for half, part in halves.items()
+    }  # fmt: skip
 
 
 # ---- the table
