@@ -95,7 +95,7 @@ def test_an_environment_that_fails_costs_its_own_completion_only(workers, monkey
     monkeypatch.setattr("trl_grpo_tasks.rewards.environment.SECONDS_PER_TURN", 0.2)
     said = ["go", "raise", "hang", "flood", "wrong", "end", *(["exit", "eat", "fork"] if workers else [])]
     task = WildTask()
-    with RewardExecutor(task, workers=workers, timeout=3, memory_mb=1024) as executor:
+    with RewardExecutor(task, workers=workers, timeout=2, memory_mb=1024) as executor:
         if workers:
             asked = [task.ask(executor, {"prompt": "q"}, text) for text in said]
             found = [each.answer() for each in asked]
