@@ -27,7 +27,9 @@ def imported(folder, at_top=False):
     for file in folder.rglob("*.py"):
         if not file.name.endswith("_template.py"):  # templates are files of other projects
             lines = IMPORT.findall(file.read_text())
-            names = [name for indent, *names in lines if not (at_top and indent) for name in ",".join(names).split(",")]
+            names = [
+                name for indent, *names in lines if not (at_top and indent) for name in ",".join(names).split(",")
+            ]
             modules = {name.split()[0].split(".")[0] for name in names if name.strip()}
             modules -= {*sys.stdlib_module_names, "trl_grpo_tasks"}
             found |= {canonicalize_name(DISTRIBUTIONS.get(module, module)): file for module in modules}
