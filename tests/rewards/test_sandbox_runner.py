@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import sys
@@ -46,20 +45,13 @@ def add_int(a, b): return Int(17)
 
 WRONG = "\ndef add(a, b): return None"
 CHEATS = {
-    "prints results": "import os\nprint('passed 4/4')\nos.write(2, b'\"\"\\n' * 9)" + WRONG,
     "exits": "import sys; sys.exit(0)",
     "exits hard": "import os; os._exit(0)",
     "exits in the function": "import os\ndef add(a, b): os._exit(0)",
     "equals everything": EVERYTHING_IS_EQUAL,
-    "patches builtins": """
-import builtins
-builtins.AssertionError = ValueError
-builtins.exec = builtins.compile = print
-"""
-    + WRONG,
     "writes to every descriptor": """
 import os
-for fd in range(3, 64):
+for fd in range(1, 64):
     for text in (b'""\\n' * 9, b'["value", true]\\n'):
         try: os.write(fd, text)
         except OSError: pass
@@ -73,7 +65,6 @@ def add(a, b):
         except OSError: pass
 """,
     "kills its judge": "import os\nos.kill(os.getppid(), 9)\ndef add(a, b): return a + b",
-    "stops its judge": "import os\nos.kill(os.getppid(), 19)\ndef add(a, b): return a + b",
     "walks the stack": """
 import sys
 frame = sys._getframe()
@@ -83,7 +74,6 @@ while frame:
     frame = frame.f_back
 """
     + WRONG,
-    "replaces the messages": "import json\njson.dumps = lambda *a, **k: '[\"value\", true]'" + WRONG,
 }
 
 
@@ -203,38 +193,22 @@ def test_eval_and_exec_work_in_tests():
     assert run_tests(textwrap.dedent(code), tests).failures == []
 
 
-@pytest.mark.parametrize(
-    "garbage", [b"\xff\n", b'""\n', b"not JSON\n", b"KEY 3\n", b"KEY [\n", b"KEY " + b"[" * 100_000 + b"\n"]
-)
-def test_garbage_on_the_verdict_pipe_fails_the_remaining_tests(monkeypatch, garbage):
-    real = sandbox.run_launcher
-
-    def meddled(order, layers, job, *args, **kwargs):
-        result, verdicts = real(order, layers, job, *args, **kwargs)
-        first, rest = verdicts.split(b"\n", 1)
-        return result, first + b"\n" + garbage.replace(b"KEY", json.loads(job)["key"].encode()) + rest
-
-    monkeypatch.setattr(sandbox, "run_launcher", meddled)
-    result = run_tests(ADD, ADD_TESTS[:3])
-    assert result.passed == 1 and len(result.failures) == 2
-    assert all("invalid output in place of its verdict" in failure for failure in result.failures)
+def test_garbage_on_the_verdict_pipe_fails_the_remaining_tests():
+    for garbage in (b"\xff\n", b'""\n', b"not JSON\n", b"KEY 3\n", b"KEY [\n", b"KEY " + b"[" * 100_000 + b"\n"):
+        written = (b'KEY ""\n' + garbage + b'KEY ""\n').replace(b"KEY", b"a1b2")
+        verdicts = sandbox._read_verdicts(written, "a1b2", 3, "not reached")
+        assert verdicts == ["", *["invalid output in place of its verdict"] * 2], garbage[:20]
+    assert sandbox._read_verdicts(b'a1b2 ""\na1b2 "', "a1b2", 2, "not reached") == ["", "not reached"], "half a line"
 
 
 def test_the_code_cannot_inspect_objects_of_the_tests():
-    code = """
-        import os, sys
-        def use(function):
-            # Use the channel's end in this process to ask the tests' process for something other than a call.
-            frame = sys._getframe()
-            while "channel" not in frame.f_locals:
-                frame = frame.f_back
-            channel = frame.f_locals["channel"]
-            try:
-                return repr(channel.ask("apply", "getattr", 1, ["__globals__"]))
-            except ValueError as error:
-                return str(error)
-    """
-    result = run_tests(textwrap.dedent(code), ["assert use(lambda x: x) == \"'apply' is not allowed here\""])
+    """It asks the tests' process for something other than a call."""
+    code = f"""{CHANNEL}
+def use(function):
+    try: return repr(channel.ask("apply", "getattr", 1, ["__globals__"]))
+    except ValueError as error: return str(error)
+"""
+    result = run_tests(code, ["assert use(lambda x: x) == \"'apply' is not allowed here\""])
     assert result.passed == 1, (result.failures, result.result)
 
 
@@ -292,11 +266,9 @@ class Add:
 adds.append(Add())
 """
 SILENT_ERRORS = [
-    "raise StopIteration",
     "raise type('End', (StopIteration,), {})",
     "raise StopAsyncIteration",
     "raise GeneratorExit",
-    "import unittest; raise unittest.SkipTest('later')",
     "import unittest; raise type('Later', (unittest.SkipTest,), {})",
     "import unittest.case; raise unittest.case._ShouldStop",
     "raise type('SkipTest', (Exception,), {'__module__': 'unittest.case'})",  # claims to be SkipTest
