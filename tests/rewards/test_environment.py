@@ -72,6 +72,7 @@ def test_only_so_many_environments_are_kept_and_each_is_closed():
         task.score({**ROW, "letter": letter}, "d")
     assert closed == ["a"]
     assert task.score({**ROW, "letter": "b"}, join_turns("da", ["a"])).success and closed == ["a", "b"]
+    assert not task.score({**ROW, "letter": "c"}, join_turns("db", ["a"])).success and closed == [*"abc"], "at its end"
 
 
 def test_the_first_observation_is_part_of_the_prompt():

@@ -173,6 +173,15 @@ def test_text_that_a_test_evaluates_runs_in_the_codes_process():
         for call in ("eval(f())", "exec(f())", "exec(compile(f(), 'f', 'exec'))"):
             result = run_tests(code, [f"assert {call} == 3", "assert f() == 3", "assert 1 == 2"])
             assert result.passed == 0, (text, call, result.failures)
+    code = f"""{CHANNEL}
+def f(): return {patch!r}
+names = channel.encode({{"f": f}})
+names["dict"].append(["run", {{"builtin": "eval"}}])
+channel.do_names = lambda: ("value", names)
+"""
+    assert run_tests(code, ["assert run(f()) == 3", "assert f() == 3"]).passed == 0, (
+        "nor is `eval` taken from the code"
+    )
 
 
 def test_eval_and_exec_work_in_tests():
@@ -257,6 +266,7 @@ SILENT_TESTS = [
     IN_TASKS,
     ASYNC_LOOP,
     "assert all(map(lambda text: eval(text) == 3, ['ADD(1, 2)']))",
+    "def one():\n    try: yield\n    finally: assert ADD(1, 2) == 3\nof = one()\nnext(of)\nof.close()",
 ]
 RAISES = """
 class Add:

@@ -143,6 +143,7 @@ def test_future_imports_of_the_judge_do_not_apply_to_the_tests():
 LIBRARY = """
 import array, collections, datetime, decimal, fractions, ipaddress, pathlib, uuid, zoneinfo
 def same(x): return x
+def shown(x): return repr(x)
 def wrong(x): return x * 2 if isinstance(x, fractions.Fraction) else x + x
 """
 VALUES = """
@@ -161,7 +162,7 @@ pathlib.Path('a'); ipaddress.ip_address('10.0.0.1'); ipaddress.ip_network('fd00:
 
 def test_values_are_returned_unchanged():
     setup = "import array, collections, datetime, decimal, fractions, ipaddress, pathlib, uuid"
-    check = "v = {}\nw = same(v)\nassert w == v and type(w) is type(v) and repr(w) == repr(v)"
+    check = "v = {}\nw = same(v)\nassert w == v and type(w) is type(v) and repr(w) == repr(v) == shown(v)"
     tests = [check.format(value) for value in VALUES.strip().replace("\n", "; ").split("; ")]
     result = run_tests(LIBRARY, tests, setup=setup)
     assert result.failures == [] and result.passed == 39
