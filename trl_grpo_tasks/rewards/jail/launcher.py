@@ -133,8 +133,9 @@ def _run_init(order: dict[str, Any], results: int, status: int) -> None:
             ended, code = os.waitpid(-1, 0)
         os.write(status, marshal.dumps({"status": os.waitstatus_to_exitcode(code)}))
     except Exception as error:  # noqa: BLE001 - reported to the supervisor
-        is_layer = isinstance(error, layers.SandboxError)
-        refused = (error.layer, error.reason) if is_layer else ("files", f"{type(error).__name__}: {error}")
+        refused = ("files", f"{type(error).__name__}: {error}")
+        if isinstance(error, layers.SandboxError):
+            refused = (error.layer, error.reason)
         os.write(status, marshal.dumps({"refused": refused}))
     finally:
         os._exit(0)
