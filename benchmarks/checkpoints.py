@@ -1,18 +1,12 @@
 """Size of checkpoints and seconds to write them, by the number of processes.
 
-    python benchmarks/checkpoints.py [--task brick] [--measured 1 2] [--computed 8 64]
+    python benchmarks/checkpoints.py [--task brick] [--processes 1 2]
 
 A tiny model of the task trains for a few steps with full weights, a moving reference, replay and the constraint. Some
 files of a checkpoint are written once: weights, optimizer, reference. Others are written by each process: random
-states, the replay buffer, and, if a checkpoint falls within a rollout, that rollout and its masks. Rows of --measured
-are runs of so many processes on this machine. Rows of --computed follow from the measured run with the most processes:
-
-    total   = once + processes x per process
-    seconds = seconds of what is written once + processes x seconds of what a process writes
-
-which assumes that processes do not write at the same time, as if all shared one slow disk. The column "if each saved
-the reference" is computed in all rows. Sizes are those between rollouts, except for the column "rollout under way",
-which a process adds within one. Prints a Markdown table and writes benchmarks/results/checkpoints.json.
+states, the replay buffer, and, if a checkpoint falls within a rollout, that rollout and its masks. Sizes are those
+between rollouts, except for the column "rollout under way", which a process adds within one. Prints a Markdown table
+and writes benchmarks/results/checkpoints.json.
 """
 
 from __future__ import annotations
@@ -29,13 +23,10 @@ from harness import Report, free_port, run_table, table_parser
 
 COLUMNS = {
     "processes": "processes",
-    "row is": "obtained",
     "once MB": "once_mb",
     "reference MB": "reference_mb",
     "per process MB": "process_mb",
     "rollout under way MB": "rollout_mb",
-    "total MB": "total_mb",
-    "if each saved the reference MB": "total_with_references_mb",
     "seconds": "seconds",
 }
 
@@ -43,38 +34,19 @@ COLUMNS = {
 def main() -> None:
     parser = table_parser(__doc__, __file__, limit=400)
     parser.add_argument("--task", default="brick")
-    parser.add_argument("--measured", type=int, nargs="+", default=[1, 2], help="numbers of processes to run")
-    parser.add_argument("--computed", type=int, nargs="*", default=[8, 64], help="numbers of processes to compute")
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="numbers of processes to run")
     parser.add_argument("--replay", type=int, default=16, help="groups in the replay buffer of a process")
     parser.add_argument("--group", type=int, default=8, help="completions per prompt")
     parser.add_argument("--prompts", type=int, default=4, help="prompts per rollout and process")
     parser.add_argument("--length", type=int, default=128, help="tokens per completion, at most")
     parser.add_argument("--steps", type=int, default=12, help="steps, of which every second ends a rollout")
     options = parser.parse_args()
-    cells = [{"processes": count, "obtained": "measured"} for count in sorted(options.measured)]
-    cells += [{"processes": count, "obtained": "computed"} for count in options.computed]
-    run_table("checkpoints", cells, options, COLUMNS, computed)
+    cells = [{"processes": count} for count in sorted(options.processes)]
+    run_table("checkpoints", cells, options, COLUMNS)
 
 
-def computed(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the values of a row that follow from measured ones: all of a computed row, the totals of any other."""
-    parts = row if row["obtained"] == "measured" else rows[-1]
-    if "once_mb" not in parts:  # it failed
-        return {}
-    count = row["processes"]
-    total = parts["once_mb"] + count * parts["process_mb"]
-    values = {"total_mb": total, "total_with_references_mb": total + (count - 1) * parts["reference_mb"]}
-    if row["obtained"] == "computed":
-        same = ("once_mb", "reference_mb", "process_mb", "rollout_mb", "once_s", "process_s")
-        values |= {name: parts[name] for name in same}
-        values["seconds"] = parts["once_s"] + count * parts["process_s"]
-    return values
-
-
-def measure(report: Report, options: Any, processes: int, obtained: str) -> None:
+def measure(report: Report, options: Any, processes: int) -> None:
     """Train in `processes` processes and report the sizes of the last two checkpoints and the times of all."""
-    if obtained == "computed":
-        return
     import torch.multiprocessing
 
     from trl_grpo_tasks import get_task
@@ -94,9 +66,7 @@ def measure(report: Report, options: Any, processes: int, obtained: str) -> None
             "reference_mb": between["task_state_common.pt"] / 1e6,
             "process_mb": _of_processes(between) / processes / 1e6,
             "rollout_mb": (_of_processes(within) - _of_processes(between)) / processes / 1e6,
-            "seconds": statistics.median(times["all"]),
-            "process_s": statistics.median(times["process"]),
-            "once_s": statistics.median(a - b for a, b in zip(times["all"], times["process"], strict=True)),
+            "seconds": statistics.median(times),
         }
     )
 
@@ -112,7 +82,7 @@ def _of_processes(sizes: dict[str, int]) -> int:
 
 
 def _train(rank: int, options: Any, processes: int, folder: str, port: int) -> None:
-    """Train in one process; the main process writes the seconds that its checkpoints took to seconds.json."""
+    """Train in one process; the main process writes the seconds that its checkpoints took."""
     os.environ |= {"ACCELERATE_USE_CPU": "true", "TOKENIZERS_PARALLELISM": "false"}
     if processes > 1:
         ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
@@ -121,20 +91,16 @@ def _train(rank: int, options: Any, processes: int, folder: str, port: int) -> N
     import torch
 
     from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer, get_task
-    from trl_grpo_tasks.training.state_files import packed
 
     torch.set_num_threads(1)
-    times: dict[str, list[float]] = {"all": [], "process": []}
+    times: list[float] = []
 
     class Timed(TaskGRPOTrainer):
         def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
             start = time.perf_counter()
             super()._save_checkpoint(*args, **kwargs)
-            end = time.perf_counter()
-            torch.save(packed(self.checkpoints.state()), Path(folder) / f"again_{rank}.pt")  # what this process wrote
             if self.state.global_step % 2 == 0:  # between rollouts
-                times["all"].append(end - start)
-                times["process"].append(time.perf_counter() - end)
+                times.append(time.perf_counter() - start)
 
     settings = TaskGRPOConfig(
         output_dir=f"{folder}/run", max_steps=options.steps, num_generations=options.group,

@@ -14,10 +14,10 @@ import os
 import time
 from typing import Any
 
-from executor import Wait
 from harness import Report, run_table, table_parser
 
 from trl_grpo_tasks.rewards.executor import BACKENDS, RewardExecutor
+from trl_grpo_tasks.task import Row, Score, Task
 
 COLUMNS = {
     "reward": "reward",
@@ -28,6 +28,26 @@ COLUMNS = {
     "start-up s, local": "process_start_s",
     "start-up s, Ray": "ray_start_s",
 }
+
+
+class Wait(Task):
+    """A task whose reward takes `seconds` of sleep or of CPU time per completion."""
+
+    name, version, description = "wait", "1", "a reward that takes a known time"
+    weights = {"value": 1.0}
+
+    def __init__(self, kind: str, seconds: float):
+        super().__init__()
+        self.kind, self.seconds = kind, seconds
+
+    def score(self, row: Row, completion: str) -> Score:
+        if self.kind == "sleep":
+            time.sleep(self.seconds)
+        else:
+            end = time.thread_time() + self.seconds
+            while time.thread_time() < end:
+                pass
+        return self.make_score({"value": 1.0}, True, True, info={"pid": os.getpid()})
 
 
 def main() -> None:

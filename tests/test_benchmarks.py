@@ -16,7 +16,6 @@ import torch
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(FOLDER))
 
-import checkpoints  # noqa: E402
 import colab_t4  # noqa: E402
 import harness  # noqa: E402
 import reasoning_gym_gallery as gallery  # noqa: E402
@@ -98,19 +97,6 @@ def test_a_sweep_changes_one_number_of_64_rows_of_256_tokens(sweep):
         expected = {"rows": 64, "length": 256} | ({sweep: value} if sweep in ("rows", "length") else {})
         assert {"rows": prompts * group, "length": length} == expected and shortest == longest == 100
         assert list(cell.values()) == ([] if sweep in ("rows", "length") else [value])
-
-
-def test_checkpoints_of_many_processes_follow_from_those_of_two():
-    parts = {
-        "once_mb": 10.0, "reference_mb": 3.0, "process_mb": 0.5, "rollout_mb": 0.1, "once_s": 2.0, "process_s": 0.25,
-    }  # fmt: skip
-    two = {"processes": 2, "obtained": "measured", "seconds": 2.6, **parts}
-    assert checkpoints.computed(two, []) == {"total_mb": 11.0, "total_with_references_mb": 14.0}
-    many = checkpoints.computed({"processes": 8, "obtained": "computed"}, [{"processes": 1}, two])
-    assert many == parts | {"total_mb": 14.0, "total_with_references_mb": 35.0, "seconds": 4.0}
-    more = checkpoints.computed({"processes": 64, "obtained": "computed"}, [two, {"processes": 8, **many}])
-    assert more == parts | {"total_mb": 42.0, "total_with_references_mb": 231.0, "seconds": 18.0}
-    assert checkpoints.computed({"processes": 8, "obtained": "computed"}, [{"error": "no room"}]) == {}
 
 
 @pytest.mark.parametrize("budget", [1, 4, 7, 100])

@@ -72,6 +72,7 @@ def test_only_so_many_environments_are_kept_and_each_is_closed():
         task.score({**ROW, "letter": letter}, "d")
     assert closed == ["a"]
     assert task.score({**ROW, "letter": "b"}, join_turns("da", ["a"])).success and closed == ["a", "b"]
+    assert not task.score({**ROW, "letter": "c"}, join_turns("db", ["a"])).success and closed == [*"abc"], "at its end"
 
 
 def test_the_first_observation_is_part_of_the_prompt():
@@ -95,7 +96,7 @@ def test_an_environment_that_fails_costs_its_own_completion_only(workers, monkey
     monkeypatch.setattr("trl_grpo_tasks.rewards.environment.SECONDS_PER_TURN", 0.2)
     said = ["go", "raise", "hang", "flood", "wrong", "end", *(["exit", "eat", "fork"] if workers else [])]
     task = WildTask()
-    with RewardExecutor(task, workers=workers, timeout=3, memory_mb=1024) as executor:
+    with RewardExecutor(task, workers=workers, timeout=2, memory_mb=1024) as executor:
         if workers:
             asked = [task.ask(executor, {"prompt": "q"}, text) for text in said]
             found = [each.answer() for each in asked]

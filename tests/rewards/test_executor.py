@@ -5,41 +5,59 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.support.sandboxed import descendants
-from tests.support.wild import ROW, is_gone, values, zombie_children
+from tests.support.wild import ROW, TASK_FILE, is_gone, values, zombie_children
 from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards.executor import RewardExecutor, RewardWorkerError
 from trl_grpo_tasks.task import Score, Task
 
 
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """An executor with two workers, which tests may kill."""
+    path = tmp_path_factory.mktemp("wild") / "wild_task.py"
+    path.write_text(TASK_FILE)
+    with RewardExecutor(get_task(str(path)), workers=2, memory_mb=200) as executor:
+        yield executor
+
+
+def workers_of(executor):
+    """The process ids of both workers."""
+    pids = set()
+    while len(pids) < 2:
+        texts = [f"pid {time.monotonic()} {i}" for i in range(4)]
+        pids |= {outcome.score.info["pid"] for outcome in executor.submit([ROW] * 4, texts).result()}
+    return pids
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-def test_order_is_kept(wild, workers):
-    rows = [json.dumps({"x": i}) for i in range(12)]
-    slow_first = [f"sleep {0.2 if i == 0 else 0}" for i in range(12)]
+def test_order_is_kept_whatever_rows_and_completions_say(wild, workers, capfd):
+    texts = ["sleep 0.2", "\ud800 lone surrogate", "\0", "y" * 200_000, *(["print"] if workers else [])]
+    rows = [json.dumps({"x": i, "padding": "é" * 300_000}) for i in range(len(texts))]
     with RewardExecutor(wild, workers=workers) as executor:
-        outcomes = executor.submit(rows, slow_first).result()
-    assert values(outcomes) == [float(i) for i in range(12)]
+        outcomes = executor.submit(rows, texts).result()
+    assert values(outcomes) == [float(i) for i in range(len(texts))]
     assert all(not outcome.cached and outcome.reason == "" for outcome in outcomes)
     assert outcomes[0].seconds >= 0.2
+    out, err = capfd.readouterr()
+    assert out == "" and ("rude bytes" in err) == (workers > 0)
 
 
 def test_a_completion_that_kills_its_worker_affects_no_other_completion(wild):
     bad = ["hang", "exit", "die", "sysexit", "raise", "none"]
     completions = [text for i, one in enumerate(bad) for text in (f"good {i}", one)] + ["good last"]
     rows = [json.dumps({"x": i}) for i in range(len(completions))]
-    with RewardExecutor(wild, workers=2, timeout=2.0) as executor:
+    with RewardExecutor(wild, workers=2, timeout=1.5) as executor:
         outcomes = executor.submit(rows, completions).result()
         again = executor.submit([ROW], ["good after"]).result()
     assert values(outcomes) == [None if text in bad else float(i) for i, text in enumerate(completions)]
     reasons = {text: outcome.reason for text, outcome in zip(completions, outcomes, strict=True)}
-    assert "timed out after 2 s" in reasons["hang"]
+    assert "timed out after 1.5 s" in reasons["hang"]
     assert "status 7" in reasons["exit"]
     assert "SIGKILL" in reasons["die"]
     assert "SystemExit: bye" in reasons["sysexit"]
@@ -50,46 +68,49 @@ def test_a_completion_that_kills_its_worker_affects_no_other_completion(wild):
     assert zombie_children() == []
 
 
-def test_memory_limit(wild):
-    with RewardExecutor(wild, workers=1, memory_mb=200) as executor:
-        outcomes = executor.submit([ROW] * 3, ["eat 100", "eat 1000", "eat 101"]).result()
+def test_memory_limit(pair):
+    outcomes = pair.submit([ROW] * 3, ["eat 100", "eat 1000", "eat 101"]).result()
     assert values(outcomes) == [0.0, None, 0.0]
     assert "MemoryError" in outcomes[1].reason and "memory limit" in outcomes[1].reason
 
 
-def test_an_idle_worker_that_is_killed_is_replaced(wild):
-    with RewardExecutor(wild, workers=1) as executor:
-        (first,) = executor.submit([ROW], ["pid 1"]).result()
-        os.kill(first.score.info["pid"], signal.SIGKILL)
-        (second,) = executor.submit([ROW], ["pid 2"]).result()
-    # The signal can arrive just after the job was sent; then the job fails together with its worker.
-    assert second.score is None or second.score.info["pid"] != first.score.info["pid"]
+def test_jobs_that_no_worker_began_survive_the_death_of_all_idle_workers(pair):
+    before = workers_of(pair)
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+        assert is_gone(pid)
+    assert values(pair.submit([ROW] * 3, [f"good {i}" for i in range(3)]).result()) == [0.0] * 3
+    assert not before & workers_of(pair)
 
 
-def test_sigterm_ends_the_children_of_a_worker_but_not_the_worker(wild):
+def test_sigterm_ends_the_children_of_a_worker_but_not_the_worker(pair):
     """Slurm sends SIGTERM to all processes of a job; the current step is still scored."""
-    with RewardExecutor(wild, workers=1) as executor:
-        (first,) = executor.submit([ROW], ["pid 1"]).result()
-        pending = executor.submit([ROW] * 2, ["sleep 0.5", "pid 2"])
-        os.kill(first.score.info["pid"], signal.SIGTERM)
-        slept, second = pending.result()
-        assert slept.score is not None and second.score.info["pid"] == first.score.info["pid"]
-        (forked,) = executor.submit([ROW], ["child"]).result()
+    before = workers_of(pair)
+    pending = pair.submit([ROW] * 2, ["sleep 0.5", "sleep 0.50"])
+    for pid in before:
+        os.kill(pid, signal.SIGTERM)
+    assert values(pending.result()) == [0.0, 0.0] and workers_of(pair) == before
+    (forked,) = pair.submit([ROW], ["child"]).result()
     assert forked.score.info["status"] == signal.SIGTERM
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is for Linux")
-def test_a_sandbox_ends_with_the_worker_that_runs_it(wild):
-    with RewardExecutor(wild, workers=1, timeout=5.0) as executor:
-        (first,) = executor.submit([ROW], ["pid"]).result()
-        pending = executor.submit([ROW], ["sandbox"])
-        family: list[int] = []
-        while len(family) < 3 and Path(f"/proc/{first.score.info['pid']}").exists():
-            family = descendants(first.score.info["pid"])  # launcher, init, program
-            time.sleep(0.05)
-        assert len(family) == 3
-        assert "timed out" in pending.result()[0].reason
-    assert all(is_gone(pid) for pid in family)
+def test_submit_returns_at_once_and_scoring_continues_in_the_background(pair, tmp_path):
+    mark = tmp_path / "mark"
+    pending = pair.submit([ROW] * 2, ["sleep 0.5", f"touch {mark}"])
+    deadline = time.monotonic() + 20
+    while not mark.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert mark.exists()  # although the result was not requested yet
+    assert values(pending.result()) == values(pending.result()) == [0.0, 0.0]
+
+
+def test_a_score_that_forks_shifts_no_other_score(wild, pair):
+    rows = [json.dumps({"x": i}) for i in range(24)]
+    completions = [f"fork {i}" if i % 3 == 0 else f"good {i}" for i in range(24)]
+    assert values(pair.submit(rows, completions).result()) == [float(i) for i in range(24)]
+    outcomes = RewardExecutor(wild).submit(rows[:3], completions[:3]).result()
+    assert values(outcomes) == [0.0, 1.0, 2.0], "in this process: its copy ends as well"
+    assert os.waitpid(outcomes[0].score.info["child"], 0)[1] == 0
 
 
 def test_in_this_process_an_exception_is_a_reason(wild):
@@ -140,34 +161,6 @@ def test_a_task_that_cannot_be_loaded_in_a_worker_is_an_error(task_file, broken,
     Path(task_file).write_text(broken)
     with RewardExecutor(task, workers=2) as executor, pytest.raises(RewardWorkerError, match=said):
         executor.submit([ROW], ["good"]).result()
-
-
-def test_prints_do_not_disturb_the_protocol(wild, capfd):
-    with RewardExecutor(wild, workers=1) as executor:
-        outcomes = executor.submit([ROW] * 2, ["print", "good"]).result()
-    assert values(outcomes) == [0.0, 0.0]
-    out, err = capfd.readouterr()
-    assert out == "" and "rude bytes" in err
-
-
-def test_large_rows_and_odd_text(wild):
-    row = json.dumps({"x": 3, "padding": "é" * 300_000})
-    with RewardExecutor(wild, workers=2) as executor:
-        outcomes = executor.submit([row] * 3, ["\ud800 lone surrogate", "\0", "y" * 200_000]).result()
-    assert values(outcomes) == [3.0] * 3
-
-
-def test_submit_returns_at_once_and_scoring_continues_in_the_background(wild, tmp_path):
-    mark = tmp_path / "mark"
-    with RewardExecutor(wild, workers=1) as executor:
-        executor.submit([ROW], ["good"]).result()  # the worker is up
-        pending = executor.submit([ROW] * 2, ["sleep 0.5", f"touch {mark}"])
-        deadline = time.monotonic() + 20
-        while not mark.exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert mark.exists()  # although the result was not requested yet
-        assert values(pending.result()) == [0.0, 0.0]
-        assert values(pending.result()) == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

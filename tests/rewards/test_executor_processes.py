@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from multiprocessing import Pipe
 from pathlib import Path
@@ -22,32 +21,28 @@ from trl_grpo_tasks.rewards import pool, worker
 from trl_grpo_tasks.rewards.executor import RewardExecutor, RewardWorkerError
 
 
-def test_close_is_idempotent_and_leaves_nothing(wild):
-    executor = RewardExecutor(wild, workers=2)
-    outcomes = executor.submit([ROW] * 4, [f"pid {i}" for i in range(4)]).result()
+@pytest.mark.skipif(sys.platform != "linux", reason="detached children are found in /proc")
+def test_nothing_outlives_close(wild, tmp_path):
+    """Nor children of workers: of one that has exited; with a session of its own, also with an empty environment; and
+    one that has lost its parent."""
+    ways = {"leave": "leave", "daemon": "daemon", "bare": "daemon", "orphan": "orphan"}
+    texts = [f"{verb} {tmp_path / name} {name}" for name, verb in ways.items()]
+    executor = RewardExecutor(wild, workers=1)
+    executor.submit([ROW], texts[:1]).result()
+    (worker,) = executor.submit([ROW] * 4, [*texts[1:], "pid"]).result()[3:]
+    pids = [int((tmp_path / name).read_text()) for name in ways]
+    assert all(Path(f"/proc/{pid}").exists() for pid in pids[1:])
     open_ended = executor.submit([ROW], ["hang"])
     started = time.monotonic()
     executor.close()
     executor.close()
     assert time.monotonic() - started < 20
-    assert all(is_gone(outcome.score.info["pid"]) for outcome in outcomes)
-    assert zombie_children() == []
-    assert not [thread for thread in threading.enumerate() if thread.name == "reward-pool"]
+    assert all(is_gone(pid) for pid in [*pids, worker.score.info["pid"]]) and zombie_children() == []
+    assert not [thread for thread in executor._pool._threads if thread.is_alive()]
     with pytest.raises(RewardWorkerError, match="closed"):
         open_ended.result()
     with pytest.raises(RuntimeError, match="closed"):
         executor.submit([ROW], ["good"])
-
-
-def test_a_score_that_forks_shifts_no_other_score(wild):
-    rows = [json.dumps({"x": i}) for i in range(63)]
-    completions = [f"fork {i}" if i % 3 == 0 else f"good {i}" for i in range(63)]
-    with RewardExecutor(wild, workers=2) as executor:
-        assert values(executor.submit(rows, completions).result()) == [float(i) for i in range(63)]
-    with RewardExecutor(wild, workers=0) as executor:  # in this process: its copy ends as well
-        outcomes = executor.submit(rows[:3], completions[:3]).result()
-    assert values(outcomes) == [0.0, 1.0, 2.0]
-    assert os.waitpid(outcomes[0].score.info["child"], 0)[1] == 0
 
 
 def test_a_worker_that_stops_in_the_middle_of_a_reply_is_replaced(wild, monkeypatch):
@@ -56,16 +51,6 @@ def test_a_worker_that_stops_in_the_middle_of_a_reply_is_replaced(wild, monkeypa
         stalled, good = executor.submit([ROW] * 2, ["stall", "good"]).result()
     assert stalled.score is None and stalled.reason == "the worker stopped in the middle of a reply for 1 s"
     assert good.score is not None
-
-
-def test_a_job_that_no_worker_began_survives_several_dead_workers(wild):
-    with RewardExecutor(wild, workers=3) as executor:
-        outcomes = executor.submit([ROW] * 9, [f"pid {i}" for i in range(9)]).result()
-        pids = {outcome.score.info["pid"] for outcome in outcomes}
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-            assert is_gone(pid)
-        assert values(executor.submit([ROW] * 3, [f"good {i}" for i in range(3)]).result()) == [0.0] * 3
 
 
 def test_replies_to_other_jobs_are_ignored(wild, monkeypatch):
@@ -96,19 +81,6 @@ def test_replies_to_other_jobs_are_ignored(wild, monkeypatch):
     with RewardExecutor(wild, workers=2) as executor:
         outcomes = executor.submit([json.dumps({"x": i}) for i in range(20)], ["good"] * 20).result()
     assert values(outcomes) == [float(i) for i in range(20)]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="detached children are found in /proc")
-@pytest.mark.parametrize("how", ["daemon", "daemon bare", "orphan", "leave"])
-def test_no_child_outlives_close(wild, tmp_path, how):
-    """The child has its own session; has an empty environment; has lost its parent; or its worker has exited."""
-    verb, *more = how.split()
-    path = tmp_path / "pid"
-    with RewardExecutor(wild, workers=1) as executor:
-        executor.submit([ROW], [" ".join([verb, str(path), *more])]).result()
-        pid = int(path.read_text())
-        assert how == "leave" or Path(f"/proc/{pid}").exists()
-    assert is_gone(pid)
 
 
 def test_a_dropped_executor_cleans_up_after_itself(wild):
@@ -145,10 +117,9 @@ def start_script(tmp_path: Path, task_file: str, ending: str) -> tuple[subproces
     return process, pids
 
 
-@pytest.mark.parametrize("killer", [signal.SIGKILL, signal.SIGTERM])
-def test_workers_die_with_a_killed_parent(tmp_path, task_file, killer):
+def test_workers_die_with_a_killed_parent(tmp_path, task_file):
     process, pids = start_script(tmp_path, task_file, "time.sleep(1000)")
-    process.send_signal(killer)
+    process.kill()
     process.communicate(timeout=30)
     assert all(is_gone(pid) for pid in pids)
 
@@ -164,35 +135,32 @@ def test_ctrl_c_ends_everything_quietly(tmp_path, task_file):
     assert err.count("Traceback") == 1 and err.rstrip().endswith("KeyboardInterrupt")
 
 
-def test_the_end_of_a_script_ends_its_workers(tmp_path, task_file):
-    process, pids = start_script(tmp_path, task_file, "")
-    _, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (0, "")
-    assert all(is_gone(pid) for pid in pids)
-
-
-def test_a_task_defined_in_the_script_itself():
+def test_a_task_defined_in_a_script_and_the_end_of_the_script():
     ended = run_script("""
+        import os
         from trl_grpo_tasks.rewards.executor import RewardExecutor
         from trl_grpo_tasks.task import Task
         FACTOR = 3
         class Mine(Task):
             name, version, description, weights = "mine", "1", "in __main__", {"value": 1.0}
             def score(self, row, completion):
-                return self.make_score({"value": FACTOR * len(completion)}, True, True)
-        with RewardExecutor(Mine(), workers=1) as executor:
-            print(executor.submit(["{}"], ["ab"]).result()[0].score.total)
+                return self.make_score({"value": FACTOR * len(completion)}, True, True, info={"pid": os.getpid()})
+        executor = RewardExecutor(Mine(), workers=1)
+        score = executor.submit(["{}"], ["ab"]).result()[0].score
+        print(score.total, score.info["pid"])
     """)
-    assert ended.stdout == "6.0\n", ended.stderr
+    total, pid = ended.stdout.split()
+    assert (total, ended.returncode, ended.stderr) == ("6.0", 0, "") and is_gone(int(pid))
 
 
+@pytest.mark.exhaustive
 def test_the_same_on_a_local_ray_cluster(wild, monkeypatch):
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'trl_grpo_tasks[ray]'")
     monkeypatch.setenv("RAY_ADDRESS", "local")  # not the cluster that another process tests at the same time
     bad = {"hang": "timed out", "exit": "died", "eat 5000": "MemoryError", "raise": "ValueError: no such wheel"}
     completions = [text for i, one in enumerate(bad) for text in (f"good {i}", one)] + ["good last"]
     rows = [json.dumps({"x": i}) for i in range(len(completions))]
-    with RewardExecutor(wild, workers=2, timeout=5.0, memory_mb=2000, backend="ray") as executor:
+    with RewardExecutor(wild, workers=2, timeout=2.0, memory_mb=2000, backend="ray") as executor:
         outcomes = executor.submit(rows, completions).result()
         again = executor.submit(rows[:1], completions[:1]).result()
     assert values(outcomes) == [None if text in bad else float(i) for i, text in enumerate(completions)]

@@ -22,11 +22,6 @@ def test_an_ordinary_program(each_way):
     assert not result.timed_out and result.killed_reason == "" and 0 < result.seconds < 30
 
 
-def test_cpu_time_is_limited_for_children_too():
-    limits = dedent_run("import resource; print(resource.getrlimit(resource.RLIMIT_CPU))", timeout=3).stdout
-    assert limits == "(4, 4)\n"
-
-
 def test_a_program_that_ignores_all_signals_times_out(each_way):
     result = dedent_run(
         """
@@ -87,12 +82,28 @@ def test_two_sandboxes_do_not_count_each_others_processes():
     assert ended.stdout == "['full\\n', 'full\\n']\n", ended.stderr
 
 
-def test_memory_bomb(each_way):
-    result = run_python("block = bytearray(300 * 2**20)\nprint('fine')", memory_mb=200)
-    assert result.exit_code == 1 and "MemoryError" in result.stderr and result.stdout == ""
+def test_cpu_time_memory_and_the_size_of_files_are_limited_for_each_process():
+    result = dedent_run(
+        """
+        import resource
+        print(resource.getrlimit(resource.RLIMIT_CPU))
+        try:
+            with open("big", "wb") as file:
+                for _ in range(40):
+                    file.write(bytes(2**20))
+        except OSError as error:
+            print(error.strerror)
+        block = bytearray(300 * 2**20)
+        print("fine")
+        """,
+        memory_mb=200,
+        timeout=3,
+    )
+    assert result.stdout == "(4, 4)\nFile too large\n"
+    assert result.exit_code == 1 and "MemoryError" in result.stderr
 
 
-def test_a_gigabyte_of_output(each_way):
+def test_a_gigabyte_of_output():
     code = "import sys\nfor _ in range(1000): sys.stdout.write('x' * 1_000_000)\nopen('reached', 'w')"
     result = run_python(code, max_output=1000, timeout=60)
     assert result.stdout == "x" * 1000
@@ -100,19 +111,7 @@ def test_a_gigabyte_of_output(each_way):
     assert result.seconds < 30
 
 
-def test_a_file_is_limited_in_size(each_way):
-    code = """
-        try:
-            with open("big", "wb") as file:
-                for _ in range(40):
-                    file.write(bytes(2**20))
-        except OSError as error:
-            print(error.strerror)
-        """
-    assert dedent_run(code).stdout in ("File too large\n", "No space left on device\n")
-
-
-def test_memory_outside_the_limits_cannot_be_allocated(each_way):
+def test_memory_outside_the_limits_cannot_be_allocated():
     """Files in memory and shared segments count neither as memory of a process nor as files of the sandbox."""
     needs("seccomp")
     result = dedent_run(

@@ -146,27 +146,17 @@ def test_without_any_layer_the_tests_and_the_verdicts_cannot_be_reached(tmp_path
 # ---- how missing layers are reported
 
 
-@pytest.fixture
-def freshly_probed():
+def test_missing_layers_are_reported_once_in_one_line(monkeypatch, caplog):
+    unneeded = dict.fromkeys(LAYERS, "") | {"userns": "not needed by root"}
+    missing = unneeded | {"network": "No\nway", "pids": "No\nway", "seccomp": "other"}
+    for layers, said in ((unneeded, []), (missing, ["network, pids (No way); seccomp (other)"])):
+        sandbox._probed_layers.cache_clear()
+        monkeypatch.setattr(sandbox, "_probe_layers", lambda layers=layers: layers)
+        with caplog.at_level(logging.WARNING):
+            for _ in range(2):
+                assert sandbox_layers() == layers and missing_layers() == "".join(said)
+        assert [line.partition("machine: ")[2] for line in caplog.messages] == said
     sandbox._probed_layers.cache_clear()
-    yield
-    sandbox._probed_layers.cache_clear()
-
-
-def test_missing_layers_are_reported_once_in_one_line(monkeypatch, caplog, freshly_probed):
-    reasons = {"userns": "not needed by root", "network": "No\nway", "pids": "No\nway", "seccomp": "other"}
-    monkeypatch.setattr(sandbox, "_probe_layers", lambda: {name: reasons.get(name, "") for name in LAYERS})
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            assert sandbox_layers()["network"] == "No\nway"
-    (line,) = caplog.messages
-    assert line.endswith("network, pids (No way); seccomp (other)") and "\n" not in line
-    assert missing_layers() == "network, pids (No way); seccomp (other)"
-
-
-def test_there_is_no_warning_if_no_layer_is_missing(monkeypatch, caplog, freshly_probed):
-    monkeypatch.setattr(sandbox, "_probe_layers", lambda: {**dict.fromkeys(LAYERS, ""), "uid": "not needed: not root"})
-    assert missing_layers() == "" and caplog.messages == []
 
 
 CODE_ROW = {"prompt": "double it", "tests": ["assert f(2) == 4"], "rewards": ["tests"]}
@@ -181,10 +171,7 @@ def test_require_sandbox_refuses_to_run_without_a_layer(monkeypatch, tmp_path):
     from_rows(tmp_path, [{"prompt": "p", "answer": "1"}], rewards=["numeric"], require_sandbox=True)  # runs no program
     task = from_rows(tmp_path, [CODE_ROW], allow_code_execution=True)
     assert task.score(only_row(task), CODE_ROW["gold"]).success
-
-
-def test_require_sandbox_is_checked_again_in_a_worker(monkeypatch, tmp_path):
     only(monkeypatch, *LAYERS)
     task = from_rows(tmp_path, [CODE_ROW], allow_code_execution=True, require_sandbox=True)
     only(monkeypatch, "landlock")
-    assert task.score(only_row(task), CODE_ROW["gold"]) is None
+    assert task.score(only_row(task), CODE_ROW["gold"]) is None, "it is checked again in a worker"

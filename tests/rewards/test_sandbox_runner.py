@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import sys
@@ -46,21 +45,13 @@ def add_int(a, b): return Int(17)
 
 WRONG = "\ndef add(a, b): return None"
 CHEATS = {
-    "prints results": "import os\nprint('passed 4/4')\nos.write(2, b'\"\"\\n' * 9)" + WRONG,
     "exits": "import sys; sys.exit(0)",
     "exits hard": "import os; os._exit(0)",
     "exits in the function": "import os\ndef add(a, b): os._exit(0)",
-    "raises SystemExit in the function": "import sys\ndef add(a, b): sys.exit(0)",
     "equals everything": EVERYTHING_IS_EQUAL,
-    "patches builtins": """
-import builtins
-builtins.AssertionError = ValueError
-builtins.exec = builtins.compile = print
-"""
-    + WRONG,
     "writes to every descriptor": """
 import os
-for fd in range(3, 64):
+for fd in range(1, 64):
     for text in (b'""\\n' * 9, b'["value", true]\\n'):
         try: os.write(fd, text)
         except OSError: pass
@@ -74,7 +65,6 @@ def add(a, b):
         except OSError: pass
 """,
     "kills its judge": "import os\nos.kill(os.getppid(), 9)\ndef add(a, b): return a + b",
-    "stops its judge": "import os\nos.kill(os.getppid(), 19)\ndef add(a, b): return a + b",
     "walks the stack": """
 import sys
 frame = sys._getframe()
@@ -84,7 +74,6 @@ while frame:
     frame = frame.f_back
 """
     + WRONG,
-    "replaces the messages": "import json\njson.dumps = lambda *a, **k: '[\"value\", true]'" + WRONG,
 }
 
 
@@ -102,6 +91,7 @@ class Nothing(Exception): pass
 Nothing.__name__ = ""
 def add(a, b): raise Nothing
 """,
+    "raises an error without a class": f"{CHANNEL}def add(a, b): channel.send('raise', [], '')",
     "raises exec": f"{CHANNEL}channel.send('raise', [['builtins', 'exec']], {TAKES_OVER!r})",
     "has a file of its own imported": f"""{CHANNEL}
 open("test_it.py", "w").write({TAKES_OVER!r})
@@ -119,7 +109,7 @@ channel.do_names = lambda: ("value", channel.encode(names))
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_cheating_does_not_score(cheat):
     tests = [*ADD_TESTS, "assert abs(add(1, 2) - 3) < 1e-6", "assert add(1, 2) in (3,)", "assert 3 <= add(1, 2) <= 3"]
-    result = run_tests(CHEATS[cheat], tests, timeout=2)
+    result = run_tests(CHEATS[cheat], tests, timeout=1)
     assert result.passed == 0, (result.failures, result.result)
     assert len(result.failures) == len(tests)
 
@@ -183,6 +173,15 @@ def test_text_that_a_test_evaluates_runs_in_the_codes_process():
         for call in ("eval(f())", "exec(f())", "exec(compile(f(), 'f', 'exec'))"):
             result = run_tests(code, [f"assert {call} == 3", "assert f() == 3", "assert 1 == 2"])
             assert result.passed == 0, (text, call, result.failures)
+    code = f"""{CHANNEL}
+def f(): return {patch!r}
+names = channel.encode({{"f": f}})
+names["dict"].append(["run", {{"builtin": "eval"}}])
+channel.do_names = lambda: ("value", names)
+"""
+    assert run_tests(code, ["assert run(f()) == 3", "assert f() == 3"]).passed == 0, (
+        "nor is `eval` taken from the code"
+    )
 
 
 def test_eval_and_exec_work_in_tests():
@@ -203,38 +202,22 @@ def test_eval_and_exec_work_in_tests():
     assert run_tests(textwrap.dedent(code), tests).failures == []
 
 
-@pytest.mark.parametrize(
-    "garbage", [b"\xff\n", b'""\n', b"not JSON\n", b"KEY 3\n", b"KEY [\n", b"KEY " + b"[" * 100_000 + b"\n"]
-)
-def test_garbage_on_the_verdict_pipe_fails_the_remaining_tests(monkeypatch, garbage):
-    real = sandbox.run_launcher
-
-    def meddled(order, layers, job, *args, **kwargs):
-        result, verdicts = real(order, layers, job, *args, **kwargs)
-        first, rest = verdicts.split(b"\n", 1)
-        return result, first + b"\n" + garbage.replace(b"KEY", json.loads(job)["key"].encode()) + rest
-
-    monkeypatch.setattr(sandbox, "run_launcher", meddled)
-    result = run_tests(ADD, ADD_TESTS[:3])
-    assert result.passed == 1 and len(result.failures) == 2
-    assert all("invalid output in place of its verdict" in failure for failure in result.failures)
+def test_garbage_on_the_verdict_pipe_fails_the_remaining_tests():
+    for garbage in (b"\xff\n", b'""\n', b"not JSON\n", b"KEY 3\n", b"KEY [\n", b"KEY " + b"[" * 100_000 + b"\n"):
+        written = (b'KEY ""\n' + garbage + b'KEY ""\n').replace(b"KEY", b"a1b2")
+        verdicts = sandbox._read_verdicts(written, "a1b2", 3, "not reached")
+        assert verdicts == ["", *["invalid output in place of its verdict"] * 2], garbage[:20]
+    assert sandbox._read_verdicts(b'a1b2 ""\na1b2 "', "a1b2", 2, "not reached") == ["", "not reached"], "half a line"
 
 
 def test_the_code_cannot_inspect_objects_of_the_tests():
-    code = """
-        import os, sys
-        def use(function):
-            # Use the channel's end in this process to ask the tests' process for something other than a call.
-            frame = sys._getframe()
-            while "channel" not in frame.f_locals:
-                frame = frame.f_back
-            channel = frame.f_locals["channel"]
-            try:
-                return repr(channel.ask("apply", "getattr", 1, ["__globals__"]))
-            except ValueError as error:
-                return str(error)
-    """
-    result = run_tests(textwrap.dedent(code), ["assert use(lambda x: x) == \"'apply' is not allowed here\""])
+    """It asks the tests' process for something other than a call."""
+    code = f"""{CHANNEL}
+def use(function):
+    try: return repr(channel.ask("apply", "getattr", 1, ["__globals__"]))
+    except ValueError as error: return str(error)
+"""
+    result = run_tests(code, ["assert use(lambda x: x) == \"'apply' is not allowed here\""])
     assert result.passed == 1, (result.failures, result.result)
 
 
@@ -245,65 +228,84 @@ def test_a_test_that_never_ends_fails_the_remaining_tests():
     assert all("timed out after 1 s" in failure for failure in result.failures)
 
 
-LIBRARY = """
-from collections import namedtuple
-class Stack:
-    def __init__(self, items=()): self.items = list(items)
-    def push(self, item): self.items.append(item); return self
-    def pop(self):
-        if not self.items: raise Empty("nothing there")
-        return self.items.pop()
-    def __len__(self): return len(self.items)
-    def __iter__(self): return iter(self.items)
-    def __getitem__(self, i): return self.items[i]
-    def __contains__(self, item): return item in self.items
-    def __eq__(self, other): return self.items == other.items
-    def __add__(self, other): return Stack(self.items + (other.items if isinstance(other, Stack) else [other]))
-    def __repr__(self): return f"Stack({self.items})"
-class Empty(ValueError): pass
-Point = namedtuple("Point", "x y")
-LIMIT = 5
-def squares(n):
-    for i in range(n): yield i * i
-def sort_in_place(items, seen): items.sort(); seen.add(len(items))
-def twice(function, x): return function(function(x))
-def adder(n): return lambda x: x + n
-def product(n):
-    result = 1
-    for i in range(2, n + 1): result *= i
-    return result
-def same(x): return x
+# ---- exceptions that end a loop or a test silently
+
+
+SUITE = """
+import unittest
+class TestAdd(unittest.TestCase):
+    def setUp(self): {setup}
+    def test_add(self):
+        with self.subTest("sum"):
+            self.assertEqual({call}, 3)
+result = unittest.TestResult()
+unittest.defaultTestLoader.loadTestsFromTestCase(TestAdd).run(result)
+assert result.wasSuccessful()
 """
+IN_TASKS = """
+import asyncio
+async def check(): assert ADD(1, 2) == 3
+async def main():
+    async with asyncio.TaskGroup() as group: group.create_task(check())
+asyncio.run(main())
+"""
+ASYNC_LOOP = """
+import asyncio
+class Pairs:
+    def __aiter__(self): return self
+    async def __anext__(self): return ADD(1, 2)
+async def main():
+    async for value in Pairs(): assert value == 3 and False
+asyncio.run(main())
+"""
+SILENT_TESTS = [
+    SUITE.format(setup="pass", call="ADD(1, 2)"),
+    SUITE.format(setup="ADD(1, 2)", call="4"),
+    "assert all(map(lambda pair: ADD(*pair) == 3, [(1, 2)]))",
+    "assert all(map(lambda pair: ADD.sum == 3, [(1, 2)]))",
+    IN_TASKS,
+    ASYNC_LOOP,
+    "assert all(map(lambda text: eval(text) == 3, ['ADD(1, 2)']))",
+    "def one():\n    try: yield\n    finally: assert ADD(1, 2) == 3\nof = one()\nnext(of)\nof.close()",
+]
+RAISES = """
+class Add:
+    def __call__(self, a, b): {0}
+    @property
+    def sum(self): {0}
+adds.append(Add())
+"""
+SILENT_ERRORS = [
+    "raise type('End', (StopIteration,), {})",
+    "raise StopAsyncIteration",
+    "raise GeneratorExit",
+    "import unittest; raise type('Later', (unittest.SkipTest,), {})",
+    "import unittest.case; raise unittest.case._ShouldStop",
+    "raise type('SkipTest', (Exception,), {'__module__': 'unittest.case'})",  # claims to be SkipTest
+    "raise type('SkipTest', (Exception,), {'__module__': 'unittest.loader'})",  # a name that unittest imports
+    "import asyncio; raise asyncio.CancelledError",
+    "raise KeyboardInterrupt",
+    "raise SystemExit(0)",
+]
 
 
-@pytest.mark.parametrize(
-    "test",
-    [
-        "s = Stack()\ns.push(3).push(4)\nassert s.pop() == 4 and len(s) == 1",
-        "s = Stack([3])\nassert 3 in s and s[0] == 3 and list(s) == [3]",
-        "assert Stack([1]) == Stack([1]) and Stack([1]) != Stack([2]) and Stack([1]) != [1]",
-        "assert Stack([1]) + Stack([2]) == Stack([1, 2]) and repr(Stack([1]) + 2) == 'Stack([1, 2])'",
-        "assert isinstance(Stack(), Stack) and not isinstance(3, Stack)",
-        "s = Stack()\ns.items = [7]\nassert s.items == [7]",
-        "try:\n    Stack().pop()\n    assert False\nexcept Empty as error:\n    assert str(error) == 'nothing there'",
-        "try:\n    Stack().pop()\nexcept ValueError:\n    pass\nelse:\n    assert False",
-        "assert list(squares(4)) == [0, 1, 4, 9] and sum(squares(3)) == 5",
-        "i = squares(1); next(i)\ntry: next(i); assert False\nexcept StopIteration: pass",
-        "items, seen = [3, 1, 2], set()\nsort_in_place(items, seen)\nassert items == [1, 2, 3] and seen == {3}",
-        "assert twice(lambda x: x * 3, 2) == 18 and twice(abs, -2) == 2 and adder(2)(3) == 5",
-        "assert product(2000) == math.factorial(2000) and LIMIT == 5",
-        "assert Point(1, 2) == (1, 2) and Point(1, 2).x == 1",
-        "def check(f):\n    for n in range(5):\n        assert f(n) == math.factorial(n)\ncheck(product)",
-        *(
-            f"assert same({value}) == {value} and type(same({value})) is type({value})"
-            for value in (
-                "None", "True", "-3", "2.5", "float('inf')", "1j", "'é\\ud800'", "b'ab'", "bytearray(b'x')",
-                "[1, [2]]",
-                "(1, (2, [3]))", "{1, 2}", "frozenset({1})", "{(1, 2): {'a': None}}", "range(1, 9, 2)", "2**70", "int",
-            )
-        ),
-    ],
-)  # fmt: skip
-def test_language_features_that_work_in_tests(test):
-    result = run_tests(LIBRARY, [test], setup="import math")
-    assert result.passed == 1, (result.failures, result.result.stderr)
+def test_exceptions_that_end_a_loop_or_a_test_without_an_error_do_not_pass_a_test():
+    code = "adds = []\n" + "".join(RAISES.format(error) for error in SILENT_ERRORS)
+    tests = [test.replace("ADD", f"adds[{n}]") for test in SILENT_TESTS for n in range(len(SILENT_ERRORS))]
+    failures = run_tests(code, tests, timeout=20).failures
+    assert [test for test in tests if not any(failure.startswith(f"{test}: ") for failure in failures)] == []
+    assert not [failure for failure in failures if "not reached" in failure or "timed out" in failure]
+
+
+def test_a_class_that_ended_a_loop_is_not_raised_by_a_call():
+    code = """
+        class End(StopIteration): pass
+        class Few:
+            def __iter__(self): return self
+            def __next__(self): raise End
+        def few(): return Few()
+        def add(a, b): raise End
+    """
+    tests = ["assert list(few()) == []", "assert all(map(lambda x: add(x, x) == 3, [1]))"]
+    result = run_tests(textwrap.dedent(code), tests)
+    assert result.passed == 1 and "End" in result.failures[0]

@@ -1,6 +1,7 @@
 """Code named in a run folder or a data file is not imported unless the user names it on the command line, and files
 that a run folder names are not written."""
 
+import io
 import json
 import shlex
 import sys
@@ -8,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.test_main import command
-from tests.support.commands import refused
+from tests.support.commands import refused, said
 from tests.support.run_folders import before_and_after, write_run
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.report.page import task_of
@@ -39,8 +39,12 @@ def run_of(folder, spec, options):
     return run
 
 
-@pytest.mark.parametrize("spec", ["planted.py", "planted.task", "./run/planted.py", "os.path", "toy\x1b[2J"])
-@pytest.mark.parametrize("typed", [["report", "run"], ["solve", "run", "--text", "a b"]])
+REPORT, SOLVE = ["report", "run"], ["solve", "run", "--text", "a b"]
+NAMED = [("planted.py", REPORT), ("planted.task", SOLVE), ("./run/planted.py", SOLVE), ("os.path", REPORT),
+         ("toy\x1b[2J", REPORT)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "typed"), NAMED)
 def test_a_task_named_by_a_run_folder_is_not_imported(folder, capsys, spec, typed):
     run = run_of(folder, spec, {"word_length": 4, "words": ["a", "b c"], "none": None, "on": True})
     (run / "planted.py").write_text(PLANTED)
@@ -104,18 +108,20 @@ def test_judges_that_are_there_are_read_from_the_folder_that_a_run_names(folder)
 
 
 @pytest.mark.parametrize("rewards", ["planted:reward", ["numeric", "planted.reward"], {"planted.task:reward": 1}])
-def test_a_reward_named_by_a_row_is_not_imported(folder, rewards):
+def test_a_reward_named_by_a_row_is_not_imported(folder, capsys, monkeypatch, rewards):
     rows = [{"prompt": f"p{i}", "answer": "1", "rewards": rewards} for i in range(4)]
     (folder / "rows.json").write_text(json.dumps(rows))
     score = ["tool", "prompts", "score", "--prompts_file", "rows.json", "--input", "-"]
-    code, _, err = command(*score, cwd=folder)
+    line = refused(capsys, *score)
     (name,) = (name for name in rewards if ":" in name or "." in name) if not isinstance(rewards, str) else [rewards]
-    assert code == 2 and not Path("it_ran").exists()
-    assert f"rows.json, row 1: reward {name!r} refers to code" in err
-    assert f"if you trust it, pass --rewards {name}\n" in err
-    line = json.dumps({"row": {"prompt": "p", "answer": "1", "rewards": {name: 2}}, "completion": "1"})
-    code, out, err = command(*score, "--rewards", name, cwd=folder, stdin=line)
-    assert code == 0 and json.loads(out)["components"] == {name: 2.0}, err
+    assert not Path("it_ran").exists() and f"rows.json, row 1: reward {name!r} refers to code" in line
+    assert f"if you trust it, pass --rewards {name}\n" in line
+    if not isinstance(rewards, dict):
+        return
+    given = json.dumps({"row": {"prompt": "p", "answer": "1", "rewards": rewards}, "completion": "1"})
+    monkeypatch.setattr(sys, "stdin", io.StringIO(given))
+    code, out, err = said(capsys, *score, "--rewards", name)
+    assert code == 0 and json.loads(out)["components"] == {name: 1.0}, err
 
 
 def test_a_command_without_a_task_imports_nothing_from_the_current_folder(folder):

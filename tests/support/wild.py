@@ -49,9 +49,6 @@ class Wild(Task):
             assert sys.stdin.read() == ""
         if verb == "sleep":
             time.sleep(float(argument))
-        if verb == "sandbox":
-            from trl_grpo_tasks.rewards.sandbox import run_python
-            run_python("import time; time.sleep(1000)", timeout=1000)
         if verb == "touch":
             open(argument, "a").write("scored\\n")
         if verb == "fork":

@@ -5,6 +5,7 @@ openai's client has no time limit for a whole request, and none for the size of 
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import json
 import os
@@ -155,15 +156,9 @@ def check_url(url: str) -> None:
         raise ValueError(f"--judge_url {url!r} is not the base URL of a chat API, such as http://localhost:8000/v1")
 
 
-def _seconds(retry_after: str | None) -> float | None:
+def _seconds(retry_after: Any) -> float | None:
     """Return the seconds of a Retry-After header, which is a number or a date; None if it is neither."""
-    if retry_after is None:
-        return None
-    try:
-        return max(0.0, float(retry_after))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time())
-    except (ValueError, TypeError, OverflowError):
-        return None
+    for read in (float, lambda text: email.utils.parsedate_to_datetime(text).timestamp() - time.time()):
+        with contextlib.suppress(ValueError, TypeError, OverflowError):
+            return max(0.0, read(retry_after))
+    return None

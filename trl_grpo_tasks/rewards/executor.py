@@ -223,8 +223,10 @@ class RewardExecutor:
         self, pairs: Sequence[tuple[str, str]], opinions: Sequence[Opinion | None], outcomes: list[Outcome]
     ) -> list[Outcome]:
         """Wait for the judges, add their components to the outcomes, and make the totals with the weights."""
-        completed = []
-        judged = self._judged(pairs)
+        completed, judged = [], {}
+        if self.frozen_judges:
+            rows, texts = [json.loads(row) for row, _ in pairs], [text for _, text in pairs]
+            judged = {name: judge.score(rows, texts) for name, judge in self.frozen_judges.items()}
         for i, (outcome, opinion) in enumerate(zip(outcomes, opinions, strict=True)):
             score, reason = outcome.score, outcome.reason
             if score is not None and opinion is not None:
@@ -244,11 +246,6 @@ class RewardExecutor:
         # A row may name rewards that no other row of the task has, so that only the task knows their weights.
         added = [name for name in score.components if name not in scored.components]
         return math.fsum([scored.total, *(self.weights[name] * score.components[name] for name in added)])
-
-    def _judged(self, pairs: Sequence[tuple[str, str]]) -> dict[str, list[float]]:
-        """Return what the frozen judges say of rows and completions, by component."""
-        rows = [json.loads(row) for row, _ in pairs] if self.frozen_judges else []
-        return {name: judge.score(rows, [text for _, text in pairs]) for name, judge in self.frozen_judges.items()}
 
     def _finish(self, key: bytes, future: Future[Outcome], reply: Reply | RewardWorkerError) -> None:
         with self._lock:

@@ -17,9 +17,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
-from .jail.layers import LAYERS, PR_SET_DUMPABLE, prctl
+from .jail.layers import LAYERS, PR_SET_DUMPABLE, SandboxError, prctl
 
 # Each of these layers keeps the program from inspecting other processes of this user.
 HIDING_LAYERS = ("uid", "pids", "files", "landlock")
@@ -36,15 +36,6 @@ class SandboxResult:
     timed_out: bool
     killed_reason: str  # why the program was killed; "" if it ended by itself
     seconds: float
-
-
-class SandboxError(RuntimeError):
-    """The sandbox could not be set up, so the program was not run."""
-
-    def __init__(self, layer: str, reason: str):
-        super().__init__(f"the sandbox could not be set up ({layer}): {reason}")
-        self.layer = layer
-        self.reason = reason
 
 
 def run_launcher(
@@ -74,7 +65,7 @@ def _start_and_collect(
     report_read, report_write = os.pipe()
     results_read, results_write = os.pipe() if with_results else (-1, -1)
     theirs = [fd for fd in (orders_read, report_write, results_write) if fd >= 0]
-    process = None
+    process: Any = None
     try:
         process = subprocess.Popen(
             [*_LAUNCHER, str(orders_read), str(report_write), str(results_write)],
@@ -88,10 +79,11 @@ def _start_and_collect(
         for fd in theirs:
             os.close(fd)
         theirs = []
-        output = _Output(process, report_read, results_read, max_output)
+        streams = [(process.stdout.fileno(), max_output), (process.stderr.fileno(), max_output)]
+        streams += [(report_read, 1 << 20), (results_read, 16 << 20)]
         with os.fdopen(orders_write, "wb", closefd=False) as orders, contextlib.suppress(BrokenPipeError):
             orders.write(marshal.dumps(order))
-        overflow = output.collect(time.monotonic() + order["timeout"] + GRACE_SECONDS, orders_write)
+        outputs, overflow = _collect(streams, time.monotonic() + order["timeout"] + GRACE_SECONDS, orders_write)
     finally:
         os.close(orders_write)  # makes the launcher kill the program if it is still running
         if process is not None:
@@ -99,57 +91,43 @@ def _start_and_collect(
                 process.wait(timeout=GRACE_SECONDS)
             process.kill()
             process.wait()
-            cast(IO[bytes], process.stdout).close()
-            cast(IO[bytes], process.stderr).close()
+            process.stdout.close()
+            process.stderr.close()
         for fd in (*theirs, report_read, results_read):
             if fd >= 0:
                 os.close(fd)
-    return _result(order, output, overflow), bytes(output.results)
+    stdout, stderr, report, results = outputs
+    return _result(order, stdout, stderr, report, overflow), results
 
 
-class _Output:
-    """Collects the output of a running sandbox, up to a limit for each stream."""
-
-    def __init__(self, process: subprocess.Popen[bytes], report: int, results: int, max_output: int):
-        self.stdout, self.stderr, self.report, self.results = bytearray(), bytearray(), bytearray(), bytearray()
-        self._selector = selectors.DefaultSelector()
-        streams = [
-            (cast(IO[bytes], process.stdout).fileno(), self.stdout, max_output),
-            (cast(IO[bytes], process.stderr).fileno(), self.stderr, max_output),
-            (report, self.report, 1 << 20),
-            (results, self.results, 16 << 20),
-        ]
-        for fd, kept, limit in streams:
+def _collect(streams: list[tuple[int, int]], deadline: float, stop: int) -> tuple[list[bytes], bool]:
+    """Read descriptors, each up to a limit, until all end or the deadline passes. Return their bytes, and whether one
+    had too many: then the program is killed by closing the pipe `stop`, for whose end of file the launcher waits."""
+    kept = [bytearray() for _ in streams]
+    overflow = False
+    with selectors.DefaultSelector() as selector:
+        for (fd, limit), read in zip(streams, kept, strict=True):
             if fd >= 0:
-                self._selector.register(fd, selectors.EVENT_READ, (kept, limit))
-
-    def collect(self, deadline: float, stop: int) -> bool:
-        """Read until all streams end or the deadline passes. On too much output, kill the program and return True.
-
-        The program is killed by closing the pipe `stop`, whose end of file the launcher waits for.
-        """
-        overflow = False
-        while self._selector.get_map() and (left := deadline - time.monotonic()) > 0:
-            for key, _ in self._selector.select(left):
+                selector.register(fd, selectors.EVENT_READ, (read, limit))
+        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
                 piece = os.read(key.fd, 1 << 16)
-                kept, limit = key.data
+                read, limit = key.data
                 if not piece:
-                    self._selector.unregister(key.fd)
-                elif len(kept) + len(piece) > limit and not overflow:
+                    selector.unregister(key.fd)
+                elif len(read) + len(piece) > limit and not overflow:
                     overflow = True
                     nothing = os.open(os.devnull, os.O_RDONLY)
                     os.dup2(nothing, stop)
                     os.close(nothing)
-                kept += piece[: limit - len(kept)]
-        self._selector.close()
-        return overflow
+                read += piece[: limit - len(read)]
+    return [bytes(read) for read in kept], overflow
 
 
-def _result(order: dict[str, Any], output: _Output, overflow: bool) -> SandboxResult:
-    if not output.report:
-        text = output.stderr.decode(errors="replace")[-2000:]
-        raise SandboxError("launcher", f"it ended without a report: {text}")
-    report = marshal.loads(output.report)
+def _result(order: dict[str, Any], stdout: bytes, stderr: bytes, written: bytes, overflow: bool) -> SandboxResult:
+    if not written:
+        raise SandboxError("launcher", f"it ended without a report: {stderr.decode(errors='replace')[-2000:]}")
+    report = marshal.loads(written)
     if report["failed"] is not None:
         raise SandboxError(*report["failed"])
     status, timed_out = report["status"], report["timed_out"]
@@ -163,13 +141,9 @@ def _result(order: dict[str, Any], output: _Output, overflow: bool) -> SandboxRe
         killed = "used up its CPU time, or was killed by the kernel"
     else:
         killed = ""
+    texts = stdout.decode("utf-8", "replace"), stderr.decode("utf-8", "replace")
     return SandboxResult(
-        stdout=output.stdout.decode("utf-8", "replace"),
-        stderr=output.stderr.decode("utf-8", "replace"),
-        exit_code=status,
-        timed_out=timed_out,
-        killed_reason=killed,
-        seconds=report["seconds"],
+        *texts, exit_code=status, timed_out=timed_out, killed_reason=killed, seconds=report["seconds"]
     )
 
 

@@ -18,32 +18,7 @@ from .score import (
 )
 from .thoughts import fold_thought, folded
 
-__all__ = [
-    "MASK_TOKEN",
-    "POLICIES",
-    "EditorError",
-    "NoAnswerError",
-    "NoOptions",
-    "Row",
-    "Score",
-    "Task",
-    "TinySpec",
-    "UnfinishedTaskError",
-    "check_choice",
-    "check_editor",
-    "check_one_of",
-    "check_text",
-    "check_whole",
-    "checked_row",
-    "describe_error",
-    "describe_rows",
-    "fold_thought",
-    "folded",
-    "nearest",
-    "one_per_request",
-    "option",
-    "printable",
-    "rows_of",
-    "short_hash",
-    "weighted_total",
-]
+__all__ = ["MASK_TOKEN", "POLICIES", "EditorError", "NoAnswerError", "NoOptions", "Row", "Score", "Task", "TinySpec",
+           "UnfinishedTaskError", "check_choice", "check_editor", "check_one_of", "check_text", "check_whole",
+           "checked_row", "describe_error", "describe_rows", "fold_thought", "folded", "nearest", "one_per_request",
+           "option", "printable", "rows_of", "short_hash", "weighted_total"]  # fmt: skip

@@ -159,38 +159,36 @@ class Channel:
         ((kind, body),) = data.items()
         if kind in ("tuple", "set", "frozenset"):
             return getattr(builtins, kind)(self.decode(item) for item in body)
-        if kind == "dict":
-            return {self.decode(key): self.decode(item) for key, item in body}
-        if kind == "library":
-            return values.load_class(body[0])(*(self.decode(part) for part in body[1]))
-        if kind == "class":
-            return values.load_class(body)
-        if kind == "keys":
-            return dict.fromkeys(self.decode(item) for item in body).keys()
-        if kind == "items":
-            return dict(self.decode(item) for item in body).items()
-        if kind == "named":
-            name, fields, items = body
-            return collections.namedtuple(name, fields)(*(self.decode(item) for item in items))
-        if kind == "int":
-            return int(body, 16)
         if kind in ("bytes", "bytearray"):
             return getattr(builtins, kind).fromhex(body)
         if kind in ("complex", "range"):
             return getattr(builtins, kind)(*body)
-        if kind == "yours":
-            return self.kept[body]
-        if kind == "module":
-            return importlib.import_module(body) if harmless_module(body) else None
-        if kind == "builtin":
-            # The tests accept only types from the code: it must not be able to pass them `eval`.
-            value = getattr(builtins, body)
-            return value if isinstance(value, type) or "load" in self.serves else None
-        if kind == "error":
-            return exception_class(body)
-        if kind == "copy":
-            return copy_of(self.remotes.setdefault(body[0], Remote(self, body[0])), self.decode(body[1]))
-        return self.remotes.setdefault(body, Remote(self, body))
+        return DECODERS[kind](self, body)
+
+    def remote(self, number: int) -> Remote:
+        return self.remotes.setdefault(number, Remote(self, number))
+
+    def builtin(self, name: str) -> Any:
+        """The tests accept only types from the code: it must not be able to pass them `eval`."""
+        value = getattr(builtins, name)
+        return value if isinstance(value, type) or "load" in self.serves else None
+
+
+DECODERS: dict[str, Any] = {  # the kind of a value that is no plain JSON -> the value, from a channel and its body
+    "int": lambda channel, body: int(body, 16),
+    "dict": lambda channel, body: {channel.decode(key): channel.decode(item) for key, item in body},
+    "keys": lambda channel, body: dict.fromkeys(channel.decode(item) for item in body).keys(),
+    "items": lambda channel, body: dict(channel.decode(item) for item in body).items(),
+    "named": lambda channel, body: collections.namedtuple(body[0], body[1])(*channel.decode(body[2])),
+    "library": lambda channel, body: values.load_class(body[0])(*channel.decode(body[1])),
+    "class": lambda channel, body: values.load_class(body),
+    "module": lambda channel, body: importlib.import_module(body) if harmless_module(body) else None,
+    "builtin": Channel.builtin,
+    "error": lambda channel, body: exception_class(body),
+    "copy": lambda channel, body: copy_of(channel.remote(body[0]), channel.decode(body[1])),
+    "yours": lambda channel, body: channel.kept[body],
+    "mine": Channel.remote,
+}
 
 
 def for_tests(name: str) -> bool:

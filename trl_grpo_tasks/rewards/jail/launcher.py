@@ -36,18 +36,9 @@ def main() -> None:
     outcome: dict[str, Any] = {"failed": None, "status": None, "timed_out": False, "crowded": False, "seconds": 0.0}
     try:
         _supervise(order, orders, report, results, outcome)
-    except _LayerError as error:
+    except layers.SandboxError as error:
         outcome["failed"] = (error.layer, error.reason)
     os.write(report, marshal.dumps(outcome))
-
-
-class _LayerError(Exception):
-    """The kernel refused a layer of the sandbox."""
-
-    def __init__(self, layer: str, reason: str):
-        super().__init__(layer, reason)
-        self.layer = layer
-        self.reason = reason
 
 
 def _supervise(order: dict[str, Any], orders: int, report: int, results: int, outcome: dict[str, Any]) -> None:
@@ -109,7 +100,7 @@ def _supervise(order: dict[str, Any], orders: int, report: int, results: int, ou
     _end_descendants()
     message = marshal.loads(status_message) if status_message else {}
     if "refused" in message:
-        raise _LayerError(*message["refused"])
+        raise layers.SandboxError(*message["refused"])
     outcome["status"] = message.get("status")
 
 
@@ -141,10 +132,11 @@ def _run_init(order: dict[str, Any], results: int, status: int) -> None:
         while ended != program:
             ended, code = os.waitpid(-1, 0)
         os.write(status, marshal.dumps({"status": os.waitstatus_to_exitcode(code)}))
-    except _LayerError as error:
-        os.write(status, marshal.dumps({"refused": (error.layer, error.reason)}))
-    except Exception as error:  # noqa: BLE001 - any other error is reported the same way
-        os.write(status, marshal.dumps({"refused": ("files", f"{type(error).__name__}: {error}")}))
+    except Exception as error:  # noqa: BLE001 - reported to the supervisor
+        refused = ("files", f"{type(error).__name__}: {error}")
+        if isinstance(error, layers.SandboxError):
+            refused = (error.layer, error.reason)
+        os.write(status, marshal.dumps({"refused": refused}))
     finally:
         os._exit(0)
 
@@ -198,7 +190,7 @@ def _try(name: str, enter: Any) -> None:
     try:
         enter()
     except OSError as error:
-        raise _LayerError(name, f"{type(error).__name__}: {error}") from error
+        raise layers.SandboxError(name, f"{type(error).__name__}: {error}") from error
 
 
 def _unused_uid() -> int:

@@ -35,6 +35,14 @@ SCRATCH_FILES = 20_000  # files and folders; empty ones use memory too
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+class SandboxError(RuntimeError):
+    """The sandbox could not be set up, so the program was not run."""
+
+    def __init__(self, layer: str, reason: str):
+        super().__init__(f"the sandbox could not be set up ({layer}): {reason}")
+        self.layer, self.reason = layer, reason
+
+
 def prctl(option: int, *arguments: object) -> None:
     _check(_libc.prctl(option, *(ctypes.c_ulong(a) if isinstance(a, int) else a for a in arguments)))
 

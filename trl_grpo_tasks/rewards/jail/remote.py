@@ -135,9 +135,7 @@ FUNCTIONS: dict[str, Any] = {
     "enter": lambda manager: manager.__enter__(),
     "exit": lambda manager: manager.__exit__(None, None, None),
 }
-for _name in ("instancecheck", "contains", "bool", "len", "iter", "next", "str", "repr", "getitem", "setitem"):
-    setattr(Remote, f"__{_name}__", lambda self, *args, _name=_name: apply(self, _name, *args))
-for _name in ("delitem", "enter", "hash"):
+for _name in FUNCTIONS.keys() - {"getattr", "setattr", "eq", "contents", "exit"}:
     setattr(Remote, f"__{_name}__", lambda self, *args, _name=_name: apply(self, _name, *args))
 
 
