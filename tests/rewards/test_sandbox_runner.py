@@ -45,10 +45,17 @@ def add_int(a, b): return Int(17)
 
 WRONG = "\ndef add(a, b): return None"
 CHEATS = {
+    "prints results": "import os\nprint('passed 4/4')\nos.write(2, b'\"\"\\n' * 9)" + WRONG,
     "exits": "import sys; sys.exit(0)",
     "exits hard": "import os; os._exit(0)",
     "exits in the function": "import os\ndef add(a, b): os._exit(0)",
+    "raises SystemExit in the function": "import sys\ndef add(a, b): sys.exit(0)",
     "equals everything": EVERYTHING_IS_EQUAL,
+    "patches builtins": f"""
+import builtins
+builtins.AssertionError = ValueError
+builtins.exec = builtins.compile = print
+{WRONG}""",
     "writes to every descriptor": """
 import os
 for fd in range(1, 64):
@@ -65,6 +72,7 @@ def add(a, b):
         except OSError: pass
 """,
     "kills its judge": "import os\nos.kill(os.getppid(), 9)\ndef add(a, b): return a + b",
+    "stops its judge": "import os\nos.kill(os.getppid(), 19)\ndef add(a, b): return a + b",
     "walks the stack": """
 import sys
 frame = sys._getframe()
@@ -74,6 +82,7 @@ while frame:
     frame = frame.f_back
 """
     + WRONG,
+    "replaces the messages": "import json\njson.dumps = lambda *a, **k: '[\"value\", true]'" + WRONG,
 }
 
 
