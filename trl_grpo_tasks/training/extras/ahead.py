@@ -151,7 +151,7 @@ class AheadExtra(Extra):
             )
 
     @classmethod
-    def check_task(cls, args: Any, task: Task | None) -> None:
+    def check_task(cls, args: Any, task: Task | None, held_out: Any = None) -> None:
         if args.rollouts_ahead and isinstance(task, TurnsTask):
             raise ValueError(_refused(args, "completions of several turns (repair_turns, environments)"))
 

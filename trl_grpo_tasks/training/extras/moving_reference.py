@@ -164,6 +164,7 @@ class MovingReferenceExtra(Extra):
 
     name = "reference"
     Options = MovingReferenceOptions
+    switch = "reference_mode"
     updates_reference = True
     needs_fsdp2 = True
 
@@ -178,10 +179,6 @@ class MovingReferenceExtra(Extra):
             )
         if cls.is_on(args) and args.sync_ref_model:
             raise ValueError("use either reference_mode or TRL's sync_ref_model, not both")
-
-    @classmethod
-    def is_on(cls, args: Any) -> bool:
-        return args.reference_mode != "static"
 
     def __init__(self, trainer: Any):
         super().__init__(trainer)
