@@ -75,13 +75,13 @@ def test_the_interval_of_a_gain_covers_the_truth_as_often_as_it_says():
     """Many small experiments with a known difference. Three seeds are few, so that fewer than 95% are covered."""
     random = np.random.default_rng(1)
     covered = 0
-    for _ in range(60):
+    for _ in range(30):
         seeds = random.normal(0.1, 0.05, size=3)
         ours = [random.normal(0.5 + effect, 0.2, size=60) for effect in seeds]
         theirs = [random.normal(0.5, 0.2, size=60) for _ in seeds]
         low, high = learning.gain(ours, theirs, range(60))
         covered += low <= 0.1 <= high
-    assert 45 <= covered <= 60
+    assert 23 <= covered <= 30
     shifted = [list(np.arange(20.0) + seed) for seed in range(3)]
     low, high = learning.gain([[x + 0.25 for x in row] for row in shifted], shifted, range(20))
     assert (low, high) == pytest.approx((0.25, 0.25))

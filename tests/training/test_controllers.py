@@ -76,6 +76,24 @@ def test_replay_drops_the_old_and_draws_without_repetition():
     assert ReplayBuffer(3, 5).sample(2) == []
 
 
+@pytest.mark.parametrize(
+    "rollout",
+    [
+        {"advantages": torch.zeros(2, 3), "old_per_token_logps": 0},  # with gamma
+        {"advantages": torch.zeros(2), "old_per_token_logps": 0, "mask_numbers": 0},
+        {"advantages": torch.zeros(2), "old_per_token_logps": 0, "importance_sampling_ratio": 0},
+    ],
+    ids=lambda rollout: list(rollout)[-1],
+)
+def test_groups_are_dropped_if_a_run_is_resumed_with_other_options(rollout):
+    buffer = ReplayBuffer(capacity=3, max_age=5)
+    buffer.add(stored(0))
+    buffer.drop_unlike({"advantages": torch.zeros(2), "old_per_token_logps": 0})
+    assert len(buffer) == 1
+    buffer.drop_unlike(rollout)
+    assert len(buffer) == 0
+
+
 def test_replay_prefers_large_advantages_and_resumes():
     buffer = ReplayBuffer(capacity=2, max_age=5, alpha=1.0)
     buffer.add(stored(0, 0.9))
