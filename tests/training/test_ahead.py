@@ -80,6 +80,8 @@ def test_log_probs_are_those_of_the_weights_that_sampled_and_importance_weights_
             moved.append(ratios)
             found = one["output"]["importance_sampling_ratio"][b, : len(logps)]
             torch.testing.assert_close(found, ratios.clamp(max=1.2).float(), atol=1e-4, rtol=1e-4)
+            old = one["output"]["old_per_token_logps"][b, : len(logps)].tolist()
+            assert old == pytest.approx(new, abs=1e-4), "those of training, which the correction needs"
     moved = torch.cat(moved)
     assert (moved > 1.25).any() and (moved < 0.9).any(), "the weights moved between sampling and training"
     per_rollout = 2 if options else 1
@@ -87,15 +89,6 @@ def test_log_probs_are_those_of_the_weights_that_sampled_and_importance_weights_
     assert logged(trainer, "rollout/staleness") == logged(trainer, "rollout/staleness_max") == staleness
     assert all(value >= 0 for value in logged(trainer, "perf/rollout_wait_seconds"))
     assert len(logged(trainer, "perf/rollout_wait_seconds")) == len(seen)
-
-
-def test_old_log_probs_are_those_of_training_wherever_the_correction_needs_them(make):
-    trainer = make(1, constrain=True, max_steps=3)
-    trainer.train()
-    for one in trainer.seen:
-        wanted = logps_under(one["model"], one, 1.0)
-        for b, logps in enumerate(wanted):
-            assert one["output"]["old_per_token_logps"][b, : len(logps)].tolist() == pytest.approx(logps, abs=1e-4)
 
 
 class Meeting(TrainerCallback):
@@ -127,17 +120,6 @@ def test_the_next_rollout_is_generated_during_training(make):
     assert meeting.met == [True] * len(meeting.met) and len(meeting.met) >= 2
 
 
-ENDS = [(1, {"num_train_epochs": 1.5, "train_rows": 6}), (2, UNEVEN | {"max_steps": 3})]
-
-
-@pytest.mark.parametrize(("ahead", "options"), exhaustive_but(ENDS[1:], ENDS))
-def test_nothing_is_requested_beyond_the_end(make, capsys, ahead, options):
-    trainer = make(ahead, **options)
-    trainer.train()
-    assert len(trainer.server.engine.requests) == PROMPTS * len(trainer.seen)
-    assert "dropped" not in capsys.readouterr().out
-
-
 class StopAt(TrainerCallback):
     def __init__(self, step):
         self.step = step
@@ -156,15 +138,18 @@ def test_what_is_in_flight_when_training_stops_early_is_dropped_aloud(make, caps
 
 
 @pytest.mark.parametrize(("ahead", "step"), exhaustive_but([(2, 3)], [(1, 2), (2, 3)]))
-def test_a_resumed_run_trains_on_the_same_rows(make, tmp_path, ahead, step):
-    """After a rollout, or within one. Ten steps are five rollouts, of which each epoch has three."""
-    options = UNEVEN | {"max_steps": 10, "save_strategy": "steps", "save_steps": 1, "constrain": True}
+def test_a_resumed_run_trains_on_the_same_rows(make, tmp_path, capsys, ahead, step):
+    """After a rollout, or within one. Nine steps are five rollouts, of which each epoch has three."""
+    options = UNEVEN | {"max_steps": 9, "save_strategy": "steps", "save_steps": 1, "constrain": True}
     whole = make(ahead, **options)
     whole.train()
     assert len(whole.seen) == 5 and len(set(map(tuple, rows_of(whole.seen)))) > 3
     again = make(ahead, **options)
     again.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{step}"))
     assert rows_of(again.seen) == rows_of(whole.seen)[-(-step // 2) :]
+    for trainer in (whole, again):
+        assert len(trainer.server.engine.requests) == PROMPTS * len(trainer.seen), "none beyond the end"
+    assert "dropped" not in capsys.readouterr().out
     assert logged(again, "rollout/staleness")[-1] == 2.0 * ahead
 
 

@@ -35,7 +35,7 @@ class Extra(TrainerCallback):
 
     name: ClassVar[str]  # of its state in checkpoints, and in `trainer.extras`
     Options: ClassVar[type]  # a dataclass from which TaskGRPOConfig inherits; its docstring is the heading in lists
-    switch: ClassVar[str]  # the option that turns it on where it differs from its default
+    switch: ClassVar[str]  # the option that turns it on where it is not None and not its default
     is_common: ClassVar[bool] = True
     replaces_groups: ClassVar[bool] = False
     updates_reference: ClassVar[bool] = False
@@ -70,7 +70,8 @@ class Extra(TrainerCallback):
 
     @classmethod
     def is_on(cls, args: Any) -> bool:
-        return bool(getattr(args, cls.switch) != getattr(cls.Options, cls.switch))
+        value = getattr(args, cls.switch)
+        return value is not None and bool(value != getattr(cls.Options, cls.switch))
 
     @classmethod
     def is_used(cls, args: Any, constraint: Constraint | None) -> bool:
