@@ -188,8 +188,8 @@ def test_ranking_agrees_with_sorting_everything(drawn):
 # ---- a real model under a constraint
 
 
-@pytest.fixture
-def toy_solver(tiny_path, tmp_path):
+@pytest.fixture(scope="module")
+def toy_solver(tiny_path):
     with Solver.from_pretrained(tiny_path, ToyTask(), max_completion_length=5, reward_workers=1) as solver:
         yield solver
 

@@ -88,7 +88,8 @@ def test_a_finished_run_is_resumed_with_its_best_model(tiny_path, tmp_path, ende
     again = scripted(tiny_path, tmp_path / "run", **options)
     assert again.train(resume_from_checkpoint=True).global_step == 12
     assert outcome(tmp_path / "run")["model_step"] == 4
-    assert all(value.equal(parameters(trainer)[name]) for name, value in parameters(again).items())
+    wanted = parameters(trainer)
+    assert all(value.equal(wanted[name]) for name, value in parameters(again).items() if ".ref." not in name)
 
 
 @pytest.mark.exhaustive

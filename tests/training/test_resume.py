@@ -1,6 +1,7 @@
 """A run killed with SIGKILL and resumed is, bit for bit, the run that was not killed."""
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -130,6 +131,8 @@ def test_a_run_that_went_back_does_not_go_on_from_what_it_left(tiny_path, tmp_pa
     assert checkpoints.damage(tmp_path / "checkpoint-3") is None, "it can still be resumed by name"
     weights = load_file(found / "model.safetensors")
     assert all(p.equal(weights[name]) for name, p in parameters(slower).items())
+    shutil.rmtree(found)
+    assert checkpoints.newest_intact(tmp_path)[0].name == "checkpoint-1", "the one that it went back to"
 
 
 @pytest.mark.parametrize(("peft", "newest"), [(False, True), (True, False)], ids=["full, newest", "lora, by name"])
