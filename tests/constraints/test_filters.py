@@ -239,7 +239,7 @@ def test_replayed_groups_keep_their_recorded_masks(tiny_path, tmp_path):
         for p in trainer.model.parameters():
             p.add_(torch.randn_like(p))
     second = trainer._generate_and_score_completions(examples)
-    RolloutGroups(trainer, second, []).put([(0, group, 1.0)], size)
+    RolloutGroups(trainer, second, []).replace([(0, group, 1.0)], 0)
     table = trainer.generation.tables["train"]
     for j in range(size):
         numbers = second["mask_numbers"][j, : len(wanted[j])].tolist()

@@ -64,17 +64,16 @@ def texts(evaluation):
 
 
 @pytest.mark.parametrize(
-    ("options", "most"),
+    ("constrain", "options", "most"),
     [
-        ({}, [24]),
-        ({"rollout_batch_size": 3}, [3]),
-        ({"rollout_batch_size": 1}, [1]),
-        ({"batch_size": 7}, [7, 7, 7, 3]),
-        ({"batch_size": 7, "rollout_batch_size": 4}, [4, 4, 4, 3]),
+        (True, {}, [24]),
+        (False, {"rollout_batch_size": 3}, [3]),
+        (True, {"rollout_batch_size": 1}, [1]),
+        (False, {"batch_size": 7}, [7, 7, 7, 3]),
+        (True, {"batch_size": 7, "rollout_batch_size": 4}, [4, 4, 4, 3]),
     ],
 )
-@pytest.mark.parametrize("constrain", [False, True])
-def test_rows_at_a_time_do_not_change_greedy_completions(loaded, meter, options, most, constrain):
+def test_rows_at_a_time_do_not_change_greedy_completions(loaded, meter, constrain, options, most):
     constraint = TASK.constraint(loaded[1]) if constrain else None
     found = texts(run(*loaded, temperature=0, constraint=constraint, **options))
     assert meter.most == most
@@ -124,9 +123,7 @@ def test_an_editor_needs_texts_within_the_length_limit(limited, loaded):
     ("options", "most"),
     [
         ({}, [24]),
-        ({"per_device_eval_batch_size": 8}, [8, 8, 8]),  # TRL's default, but given by the user
-        ({"per_device_eval_batch_size": 16}, [16, 8]),
-        ({"rollout_batch_size": 5}, [5]),
+        ({"per_device_eval_batch_size": 8, "rollout_batch_size": 5}, [5, 5, 5]),  # 8: TRL's default, but given
     ],
 )
 def test_batch_sizes_of_the_eval_command(tmp_path, meter, options, most):
@@ -137,22 +134,21 @@ def test_batch_sizes_of_the_eval_command(tmp_path, meter, options, most):
 
 @pytest.mark.parametrize(("limit", "most"), [(None, {8, 4}), (3, {3})])
 def test_batch_sizes_of_evaluations_during_training(tiny_path, tmp_path, meter, limit, most):
-    """Rollouts of 8 completions in training and of 4 in evaluation, from 12 held-out rows with 4 completions each."""
-    sizes = {"per_device_eval_batch_size": 4, "rollout_batch_size": limit, "eval_rows": 12}
+    """Rollouts of 8 completions in training and of 4 in evaluation, from 3 held-out rows with 4 completions each."""
+    sizes = {"per_device_eval_batch_size": 4, "rollout_batch_size": limit, "eval_rows": 3}
     trainer = toy_trainer(
         tiny_path, tmp_path, rollout="fast", max_steps=1, eval_strategy="steps", eval_steps=1, **sizes
     )
     trainer.train()
-    assert set(meter.most) == most and len(meter.most) == 1 + 12
+    assert set(meter.most) == most and len(meter.most) == 1 + 3
 
 
-@pytest.mark.parametrize("constrain", [False, True])
-def test_training_beyond_the_length_limit_falls_back_to_trl(limited, loaded, tmp_path, meter, capsys, constrain):
+def test_training_beyond_the_length_limit_falls_back_to_trl(limited, loaded, tmp_path, meter, capsys):
     limited.name_or_path = loaded[0].name_or_path  # where TRL finds the tokenizer
     told = "TRL generates the completions of some rollouts, because the rotary embeddings of this model"
     for length, is_ours in ((7, True), (8, False)):
         meter.most.clear()
-        options = {"rollout": "fast", "max_steps": 2, "max_completion_length": length, "constrain": constrain}
+        options = {"rollout": "fast", "max_steps": 2, "max_completion_length": length, "constrain": True}
         toy_trainer(limited, tmp_path / str(length), **options).train()
         assert len(meter.most) == (2 if is_ours else 0)
         assert capsys.readouterr().out.count(told) == (0 if is_ours else 1)

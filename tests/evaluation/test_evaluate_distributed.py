@@ -3,10 +3,7 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.evaluation.test_evaluate import ROWS, TASK
-from tests.support.exhaustive import exhaustive_but
 from tests.support.forked import launch
 from trl_grpo_tasks.evaluation.evaluate import KeptSamples, evaluate
 from trl_grpo_tasks.models.loading import load_model, load_tokenizer
@@ -47,8 +44,8 @@ def timeless(evaluation):
     return evaluation | {"metrics": {k: v for k, v in evaluation["metrics"].items() if k != "seconds"}}
 
 
-@pytest.mark.parametrize("processes", exhaustive_but([2], [2, 3]))
-def test_processes_share_the_rows_and_change_nothing(tiny_path, tmp_path, processes):
+def test_processes_share_the_rows_and_change_nothing(tiny_path, tmp_path):
+    processes = 3
     file = tmp_path / "samples.jsonl"
     whole, written = evaluated(tiny_path, file)
     assert written == 24

@@ -41,7 +41,7 @@ def server(tiny_path, monkeypatch):
 
 
 def solver_at(server, tiny_path, **options):
-    given = {"max_completion_length": 5, "reward_workers": 1, "vllm_server_url": server.url} | options
+    given = {"max_completion_length": 5, "reward_workers": 0, "vllm_server_url": server.url} | options
     return Solver.from_pretrained(tiny_path, ToyTask(), **given)
 
 
@@ -94,7 +94,7 @@ def test_a_server_without_the_constraint_is_refused(server, tiny_path, monkeypat
 )
 def test_a_wrong_address_is_one_message(tiny_path, url, words):
     with pytest.raises(ValueError, match=words):
-        Solver.from_pretrained(tiny_path, ToyTask(), max_completion_length=5, reward_workers=1, vllm_server_url=url)
+        Solver.from_pretrained(tiny_path, ToyTask(), max_completion_length=5, reward_workers=0, vllm_server_url=url)
 
 
 def test_what_a_server_refuses_is_one_message(server, tiny_path):

@@ -74,7 +74,7 @@ def test_batches_grow_and_the_budget_of_samples_is_exact(samples, sizes):
     assert solution.failures == {"no": solution.samples} and solution.answers[0].drawn == solution.samples
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_verifier_that_accepts_one_answer_of_n_is_satisfied_by_enough_samples(seed):
     """Batches have random numbers of their own: if they repeated those of the first, most answers were never drawn."""
     solver, _ = scripted(number_below(200), seed=seed)
@@ -141,12 +141,9 @@ def test_answers_that_could_not_be_scored_are_named_and_come_last():
     assert "could not score" in next(iter(solution.unscored))
 
 
-def test_nothing_that_is_unverifiable_is_a_success():
-    class Unknown(CodeTask):
-        def unverifiable(self, row):
-            return "nobody knows"
-
-    solution = scripted(lambda: "0", Unknown())[0]("0", 16)
+def test_nothing_that_is_unverifiable_is_a_success(monkeypatch):
+    monkeypatch.setattr(CodeTask, "unverifiable", lambda self, row: "nobody knows")
+    solution = scripted(lambda: "0")[0]("0", 16)
     assert not solution.solved and solution.unverifiable == "nobody knows" and solution.samples == 16
     assert solution.failures.total() == 16
 
@@ -191,8 +188,8 @@ def test_ranking_agrees_with_sorting_everything(drawn):
 # ---- a real model under a constraint
 
 
-@pytest.fixture
-def toy_solver(tiny_path, tmp_path):
+@pytest.fixture(scope="module")
+def toy_solver(tiny_path):
     with Solver.from_pretrained(tiny_path, ToyTask(), max_completion_length=5, reward_workers=1) as solver:
         yield solver
 

@@ -31,15 +31,12 @@ def test_adaptive_kl_vectors(kl, exponential):
     assert controller.update(64) == pytest.approx(exponential, abs=1e-7)  # nothing new was measured
 
 
-@pytest.mark.parametrize("n", [1000, 8192, 10**6])
-def test_a_large_batch_changes_beta_by_a_fifth_at_most(n):
+def test_a_large_batch_changes_beta_by_a_fifth_at_most():
     """The linear rule has a negative factor for n > 5 * horizon, which threw beta down to its floor."""
     controller = AdaptiveKL(0.04, target=0.05)
-    controller.observe(0.0)
-    quiet = controller.update(n)
-    assert quiet == pytest.approx(0.04 * 0.8187308)
-    controller.observe(1.0)
-    assert controller.update(n) == pytest.approx(0.04), "a step up undoes a step down"
+    for kl, n, beta in ((0.0, 1000, 0.8187308), (1.0, 8192, 1.0), (1.0, 10**6, 1 / 0.8187308)):
+        controller.observe(kl)
+        assert controller.update(n) == pytest.approx(0.04 * beta), "a step up undoes a step down"
 
 
 def test_beta_follows_the_measured_kl(tiny_path, tmp_path):
@@ -74,6 +71,24 @@ def test_replay_drops_the_old_and_draws_without_repetition():
     buffer.drop_older(8)
     assert sorted(group.step for group, _ in buffer.sample(10)) == [3, 4]
     assert ReplayBuffer(3, 5).sample(2) == []
+
+
+@pytest.mark.parametrize(
+    "rollout",
+    [
+        {"advantages": torch.zeros(2, 3), "old_per_token_logps": 0},  # with gamma
+        {"advantages": torch.zeros(2), "old_per_token_logps": 0, "mask_numbers": 0},
+        {"advantages": torch.zeros(2), "old_per_token_logps": 0, "importance_sampling_ratio": 0},
+    ],
+    ids=lambda rollout: list(rollout)[-1],
+)
+def test_groups_are_dropped_if_a_run_is_resumed_with_other_options(rollout):
+    buffer = ReplayBuffer(capacity=3, max_age=5)
+    buffer.add(stored(0))
+    buffer.drop_unlike({"advantages": torch.zeros(2), "old_per_token_logps": 0})
+    assert len(buffer) == 1
+    buffer.drop_unlike(rollout)
+    assert len(buffer) == 0
 
 
 def test_replay_prefers_large_advantages_and_resumes():
@@ -218,26 +233,17 @@ def test_curriculum_chooses_the_rows_of_a_run(tiny_path, tmp_path):
 # ---- moving references
 
 
-def test_the_average_of_adapters_is_the_nearest_of_their_rank():
+@pytest.mark.parametrize(("rank", "outputs"), [(4, 7), (8, 3)], ids=["low rank", "more than the layer has"])
+def test_the_average_of_adapters_is_the_nearest_of_their_rank(rank, outputs):
     generator = torch.Generator().manual_seed(0)
-    a_ref, a = torch.randn(2, 4, 9, generator=generator)
-    b_ref, b = torch.randn(2, 7, 4, generator=generator)
-    target = 0.9 * b_ref @ a_ref + 0.1 * b @ a
+    a_ref, a = torch.randn(2, rank, 9, generator=generator)
+    b_ref, b = torch.randn(2, outputs, rank, generator=generator)
     new_a, new_b = average_product(a_ref, b_ref, a, b, keep=0.9)
-    u, s, vh = torch.linalg.svd(target)
-    best = (u[:, :4] * s[:4]) @ vh[:4]
-    torch.testing.assert_close(new_b @ new_a, best, atol=1e-5, rtol=1e-5)
+    u, s, vh = torch.linalg.svd(0.9 * b_ref @ a_ref + 0.1 * b @ a, full_matrices=False)
+    assert new_a.shape == a.shape and new_b.shape == b.shape
+    torch.testing.assert_close(new_b @ new_a, (u[:, :rank] * s[:rank]) @ vh[:rank], atol=1e-5, rtol=1e-5)
     same_a, same_b = average_product(a, b, a, b, keep=0.3)
     torch.testing.assert_close(same_b @ same_a, b @ a, atol=1e-5, rtol=1e-5)
-
-
-def test_adapters_whose_rank_exceeds_the_layer_are_averaged():
-    generator = torch.Generator().manual_seed(0)
-    a_ref, a = torch.randn(2, 8, 9, generator=generator)
-    b_ref, b = torch.randn(2, 3, 8, generator=generator)
-    new_a, new_b = average_product(a_ref, b_ref, a, b, keep=0.9)
-    assert new_a.shape == a.shape and new_b.shape == b.shape
-    torch.testing.assert_close(new_b @ new_a, 0.9 * b_ref @ a_ref + 0.1 * b @ a, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["ema", "periodic"])

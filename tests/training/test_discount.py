@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from tests.support.training import toy_trainer
 from tests.training.test_resampling import MIXED, make
 
 
@@ -39,14 +38,3 @@ def test_the_text_of_tools_is_no_decision(tiny_path, tmp_path):
     output["advantages"] = torch.tensor([8.0])
     trainer.extras["discount"].after_rewards(output)
     assert output["advantages"].tolist() == [[4.0, 4.0, 4.0, 8.0, 0.0]]
-
-
-@pytest.mark.parametrize(("before", "after"), [(0.5, 1.0), (1.0, 0.5)])
-def test_stored_groups_are_dropped_if_a_run_is_resumed_with_or_without_a_discount(tiny_path, tmp_path, before, after):
-    options = {"constrain": True, "replay_size": 6, "num_generations": 2, "max_steps": 3, "save_strategy": "steps",
-               "save_steps": 2}  # fmt: skip
-    toy_trainer(tiny_path, tmp_path, gamma=before, **options).train()
-    again = toy_trainer(tiny_path, tmp_path, gamma=after, **options)
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    groups = again.extras["replay"].state._groups
-    assert groups and {group.advantages.ndim for group in groups} == {2 if after < 1 else 1}

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.support.exhaustive import exhaustive_but
 from trl_grpo_tasks.training.callbacks import Hints
 from trl_grpo_tasks.training.collapse import collapse
 
@@ -78,13 +77,8 @@ def test_without_groups_or_with_unscored_logs_there_is_no_hint():
     assert collapse([], PROMPTS) is None
 
 
-NOISE = [(4, 2, 1.0, 2.0), (16, 8, 0.2, 0.4), (8, 16, 0.1, 0.5), (32, 4, 0.3, 0.6)]
-
-
 @pytest.mark.parametrize(
-    ("prompts", "size", "alpha", "beta"),
-    exhaustive_but([NOISE[0], NOISE[2]], NOISE),
-    ids=["few", "uneven", "very uneven", "many"],
+    ("prompts", "size", "alpha", "beta"), [(4, 2, 1.0, 2.0), (8, 16, 0.1, 0.5)], ids=["few", "very uneven"]
 )
 def test_flat_noise_is_no_collapse(prompts, size, alpha, beta):
     """Runs of 100 steps in which nothing changes. Prompts differ in difficulty (a beta distribution), completions are

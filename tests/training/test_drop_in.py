@@ -22,7 +22,7 @@ INEXACT = [
 
 
 @pytest.mark.parametrize(("options", "found"), INEXACT)
-def test_inexact_sampling_is_refused_where_log_probs_must_be_exact(tiny_path, tmp_path, options, found):
+def test_inexact_sampling_is_refused_where_log_probs_must_be_exact(tmp_path, options, found):
     exact = {"constrain": True}, {"repair_turns": 2, "rollout": "fast"}, {"rollout": "auto"}
     for promise in (*exact, {"importance_sampling_correction": True}):
         with pytest.raises(ValueError, match=re.escape(found)):
@@ -34,7 +34,7 @@ def test_inexact_sampling_is_refused_with_the_filters_of_a_task(tiny_path, tmp_p
         toy_trainer(tiny_path, tmp_path, repetition_penalty=1.1, top_p=0.9)
 
 
-@pytest.mark.parametrize(("options", "found"), INEXACT)
+@pytest.mark.parametrize(("options", "found"), [INEXACT[i] for i in (1, 3, 6)])
 def test_inexact_sampling_is_trls_otherwise_and_a_hint_is_printed(tiny_path, tmp_path, capsys, options, found):
     """The completions, and so the weights, are bit for bit TRL's."""
     assert_trl_bit_for_bit(tiny_path, tmp_path, max_steps=2, **options)

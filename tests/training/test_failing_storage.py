@@ -14,7 +14,6 @@ import torch
 from transformers import TrainerCallback
 
 from tests.commands.test_train import assert_same_weights, metrics, words
-from tests.support.commands import refused
 from tests.support.training import parameters, toy_trainer
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.models import checkpoints
@@ -136,13 +135,6 @@ def test_a_run_that_is_stopped_on_a_full_disk_does_not_claim_to_be_saved(disk, m
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: no space left on the device")
     assert checkpoints.newest_complete(disk / "run").name == "checkpoint-2"
-
-
-def test_a_read_only_folder_is_refused_before_anything_slow(disk, monkeypatch, capsys):
-    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-    monkeypatch.setattr(run, "prepare", lambda *_: pytest.fail("the model was prepared"))
-    line = refused(capsys, "train", *words(disk / "run", **SHORT))
-    assert line == f"error: --out {disk / 'run'}: {disk} is not a writable folder; choose another\n"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

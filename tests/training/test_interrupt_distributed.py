@@ -37,9 +37,9 @@ sys.exit(code)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("processes, number", [(2, signal.SIGTERM), (3, signal.SIGINT)])
-def test_a_signal_to_one_process_stops_all(tmp_path, capsys, processes, number):
+def test_a_signal_to_one_process_stops_all(tmp_path, capsys):
     """The checkpoint is in the middle of a rollout's second pass. One process goes on from it."""
+    processes, number = 2, signal.SIGTERM
     options = {"max_steps": 6, "save_steps": 100, "num_iterations": 2, "replay_size": 4, "num_generations": 2}
     options |= {"eval_before_and_after": False, "resume_from_checkpoint": "auto", "reward_workers": 1}
     options["constrain"] = True

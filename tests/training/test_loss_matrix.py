@@ -8,7 +8,9 @@ to all parameters, and the metrics are compared with tests/loss_oracle.py.
 import ast
 import dataclasses
 import inspect
+import itertools
 import textwrap
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -18,6 +20,13 @@ from tests.support.exhaustive import exhaustive_but
 from tests.support.loss_rollouts import GROUP, Cell, Laboratory, objective
 from trl_grpo_tasks.constraints import scoring
 from trl_grpo_tasks.training.config import CHOICES
+
+
+class Setting(NamedTuple):
+    num_iterations: int
+    temperature: float
+    beta: float
+    entropy_coef: float
 
 
 def trl_choices(option):
@@ -55,9 +64,13 @@ def laboratory(the_laboratory, monkeypatch):
 
 every_loss = pytest.mark.parametrize("loss_type", trl_choices("loss_type"))
 every_level = pytest.mark.parametrize("level", trl_choices("importance_sampling_level"))
-both_iterations = pytest.mark.parametrize("num_iterations", exhaustive_but([2], [1, 2]))
-both_temperatures = pytest.mark.parametrize("temperature", exhaustive_but([0.7], [0.7, 1.0]))
 both_constraints = pytest.mark.parametrize("kind", ["narrow", "wide"])
+# Every loss with all parts that have an effect, and then in two of the 15 other settings.
+FULL, *OTHERS = [Setting(*values) for values in itertools.product([2, 1], [0.7, 1.0], [0.3, 0.0], [0.2, 0.0])]
+LOSSES = list(itertools.product(["none", "narrow", "wide"], trl_choices("loss_type"),
+                                trl_choices("importance_sampling_level")))  # fmt: skip
+FULL_CASES = [(*loss, FULL) for loss in LOSSES]
+CASES = [(*loss, OTHERS[(i + 4 * turn) % 15]) for turn in range(2) for i, loss in enumerate(LOSSES)]
 
 
 @pytest.mark.parametrize("option", ["loss_type", "importance_sampling_level"])
@@ -65,20 +78,24 @@ def test_the_matrix_has_every_choice_of_trl(option):
     assert trl_choices(option) == sorted(CHOICES[option])
 
 
-@pytest.mark.parametrize("entropy_coef", exhaustive_but([0.2], [0.0, 0.2]))
-@pytest.mark.parametrize("beta", exhaustive_but([0.3], [0.0, 0.3]))
-@both_temperatures
-@both_iterations
-@every_level
-@every_loss
-@pytest.mark.parametrize("kind", ["none", "narrow", "wide"])
-def test_loss(laboratory, kind, loss_type, level, num_iterations, temperature, beta, entropy_coef):
-    cell = Cell(kind, temperature, num_iterations)
-    what = objective(loss_type, level, beta, entropy_coef)
+def test_the_settings_are_pairwise():
+    """Each pair of two values of different settings, and each value of a setting with each kind, loss and level."""
+    columns = [(*one[:3], *one[3]) for one in CASES]
+    for i, j in itertools.combinations(range(7), 2):
+        pairs = {(one[i], one[j]) for one in columns}
+        assert len(pairs) == len({one[i] for one in columns}) * len({one[j] for one in columns}), (i, j)
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss_type", "level", "setting"), exhaustive_but(FULL_CASES, [*FULL_CASES, *CASES]), ids=str
+)
+def test_loss(laboratory, kind, loss_type, level, setting):
+    cell = Cell(kind, setting.temperature, setting.num_iterations)
+    what = objective(loss_type, level, setting.beta, setting.entropy_coef)
     ours = laboratory.step(cell, what)
     assert_same(ours, laboratory.expected_step(cell, what))
     if kind == "none":
-        trainer = laboratory.trl_trainer(temperature)
+        trainer = laboratory.trl_trainer(setting.temperature)
         loss, grads, metrics = laboratory.step(cell, what, trainer, laboratory.rollout(cell))
         assert torch.equal(ours[0], loss) and ours[2] == metrics
         assert all(torch.equal(ours[1][name], grads[name]) for name in grads)

@@ -104,13 +104,6 @@ def test_what_it_does_not_define_is_that_of_the_task():
         assert getattr(task, name) == getattr(task.inner, name), name
 
 
-def test_free_text_has_turns_too(tiny_path, tmp_path):
-    trainer = toy_trainer(tiny_path, tmp_path, AdvisingToy(), **ON | {"constrain": False}, max_steps=1)
-    trainer.train()
-    assert any(start for start in trainer.latest_rollout.last_turns)
-    assert trainer.generation.constraint.inner is None
-
-
 def test_tasks_and_lengths_that_cannot_work_are_refused(tiny_path, tmp_path):
     for turns, discount in ((1, 0.9), (5, 0.9), (2, 0.0)):
         with pytest.raises(ValueError, match="is not possible; turns are from 2 to 4"):

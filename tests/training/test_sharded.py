@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from tests.commands.test_train import metrics, results, words
+from tests.commands.test_train import metrics, results, saved, words
 from tests.support import sharded
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(900)]
@@ -28,24 +28,18 @@ OWN = {
 # gradients near zero by their size.
 FAST = {"rollout": "fast", "adam_epsilon": 1e-3}
 CASES = {
-    "plain": {},
-    "constraint": {"constrain": True, "kl_target": 0.01, "curriculum": True, "curriculum_window": 4},
-    "filters": {"top_k": 6, "top_p": 0.9},
     "both": {"constrain": True, "min_p": 0.2, "num_iterations": 2, "max_steps": 4},
-    # All tokens of one process are forced, and its rollout ends before that of the other.
-    "forced": {"constrain": True, "gradient_checkpointing": True, "task": FORCED},
-    "lora": {"constrain": True, "lora": True, "share_prompts": True},
+    "controlled": {"constrain": True, "kl_target": 0.01, "curriculum": True, "curriculum_window": 4},
+    "filters": {"top_k": 6, "top_p": 0.9, "reference_mode": "periodic", "reference_update_freq": 1},
     # After an evaluation, FSDP2 leaves some weights of the policy whole.
-    "ema": {"constrain": True, "eval_strategy": "steps", "eval_steps": 1, **EMA},
+    "ema": OWN | EMA | {"eval_strategy": "steps", "eval_steps": 1},
     "lora-ema": {"constrain": True, "lora": True, **EMA},
-    "periodic": {"reference_mode": "periodic", "reference_update_freq": 1},
-    "own": OWN,
     "lora-own": OWN | {"lora": True, "share_prompts": True},
-    # All tokens of the only success are forced.
+    # All tokens of one process are forced, and its rollout ends before that of the other; so are all tokens of the
+    # only success.
     "forced-own": OWN | {"gradient_checkpointing": True, "task": FORCED},
-    "lora-periodic": {"reference_mode": "periodic", "reference_update_freq": 1, "lora": True},
     "fast": {"constrain": True, "kl_target": 0.01} | FAST,
-    "fast-lora": {"constrain": True, "lora": True} | FAST,
+    "fast-lora": {"lora": True, "reference_mode": "periodic", "reference_update_freq": 1} | FAST,
     "fast-free": {"top_k": 6, "gradient_checkpointing": True, "eval_strategy": "steps", "eval_steps": 2} | FAST,
 }
 # Each process has its own replay buffer, and shuffles its own rollout: these are compared with DDP.
@@ -59,7 +53,11 @@ SAVED = {"constrain": True, "num_generations": 6, "max_steps": 4, "kl_target": 0
 SAVED |= {"save_strategy": "steps", "save_steps": 2, "weight_decay": 0.1}
 # The adapter of a cold start, with the moving reference and with the one that stays as it was at first.
 CONTINUED = {f"continued-{mode}": SAVED | {"lora": "continued", "reference_mode": mode} for mode in ("ema", "static")}
-RESUMED = {"resumed": SAVED, "lora-resumed": SAVED | {"lora": True}, **CONTINUED}
+RESUMED = {"resumed": SAVED, **CONTINUED}
+# Steps of saves are no multiple of the steps of evaluations.
+BEST = {"best_by": "reward", "save_strategy": "steps", "save_steps": 50, "eval_steps": 1, "save_total_limit": 1,
+        "max_steps": 4, "constrain": True}  # fmt: skip
+BEST_CASES = {"best": BEST, "lora-best": BEST | EMA | {"lora": True}}
 METRICS = {"loss", "kl", "reward", "entropy", "grad_norm", "beta", "completions/mean_length", "curriculum/level"}
 METRICS |= {"constraint/forced_fraction", "constraint/allowed_tokens", "sampling/allowed_tokens", "eval_kl"}
 METRICS |= {"eval_reward", "replay/size", "replay/replaced_groups", "replay/age"}
@@ -102,7 +100,7 @@ def two(request, tiny_path, tmp_path_factory):
         job(tiny_path, folder / "ddp", 2, DDP_CASES, None),
         shard,
         ("check_parts", {}),
-        job(tiny_path, folder, 2, CASES | DDP_CASES, kind),
+        job(tiny_path, folder, 2, CASES | DDP_CASES | BEST_CASES, kind),
         ("check_average", {"kind": kind}),
         job(tiny_path, folder, 2, RESUMED, kind, batch=12),
         ("copy_checkpoints", copy),
@@ -121,10 +119,8 @@ def two(request, tiny_path, tmp_path_factory):
         back = copy | {"folder": str(folder / "three"), "to": str(folder / "back")}
         three = job(tiny_path, folder / "three", 3, RESUMED, kind, batch=12)
         groups[1][1].extend([three, ("copy_checkpoints", back)])
-        resumes = [
-            job(tiny_path, folder / name, 2, RESUMED, kind, batch=12, resume="checkpoint-2")
-            for name in ("back", "same")
-        ]
+        names = ("back", "same")
+        resumes = [job(tiny_path, folder / one, 2, RESUMED, kind, batch=12, resume="checkpoint-2") for one in names]
         groups.append((2, [shard, *resumes]))
     printed = sharded.launch(groups, folder / "jobs", timeout=500)
     return kind, folder, printed
@@ -180,6 +176,18 @@ def test_cold_start(one, two, name, file):
     assert ours.keys() == theirs.keys()
     for weight, value in theirs.items():
         torch.testing.assert_close(ours[weight], value, atol=1e-5, rtol=1e-5, msg=weight)
+
+
+@pytest.mark.parametrize("case", BEST_CASES)
+def test_the_final_model_is_the_best_one(two, case):
+    folder = two[1] / case
+    made = json.loads((folder / "outcome.json").read_text())
+    assert made["best_value"] == max(value for _, value in made["evaluations"])
+    assert made["model_step"] == made["best_step"] and len(made["evaluations"]) == 4
+    weights = torch.load(folder / "weights.pt")  # of the trainer at the end
+    weights = {key.replace(".default", ""): value for key, value in weights.items()}
+    best = saved(folder / f"checkpoint-{made['best_step']}")
+    assert len(best) > 3 and all(weights[key].equal(value) for key, value in best.items())
 
 
 def test_a_whole_run(two):

@@ -1,6 +1,7 @@
 """What does not work with sharded weights is refused, with a way out, before anything is loaded or trained."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,89 +17,86 @@ from trl_grpo_tasks.models.checkpoints import CheckpointError, mark_complete
 from trl_grpo_tasks.training import deepspeed_checkpoint
 from trl_grpo_tasks.training.sharding import check_sharding
 
+LAUNCHED = {
+    "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
+}  # fmt: skip
+
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Sets the variables that `accelerate launch` sets for FSDP."""
+    """Sets the variables that `accelerate launch` sets for FSDP; None: it does not set this one."""
 
-    def launch(version="2", checkpoints="FULL_STATE_DICT", efficient="false"):
-        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-        monkeypatch.setenv("FSDP_VERSION", version)
-        monkeypatch.setenv("FSDP_STATE_DICT_TYPE", checkpoints)
-        monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", efficient)
+    def launch(**changed):
+        for name, value in (LAUNCHED | changed).items():
+            monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
 
     return launch
 
 
-def assert_refused(message, *arguments, **options):
-    with pytest.raises(ValueError, match=message):
-        config(*arguments, **options)
+NO_LAUNCH = dict.fromkeys(LAUNCHED)
+FIRST = "use FSDP2"
+SHARDS = "SHARDED_STATE_DICT would save no model"
+EMPTY = "fsdp_cpu_ram_efficient_loading: false"  # the reference would be empty in all processes but the first
+OFFLOADED = {"beta": 0.1, "offload_reference": True}
+
+
+def fsdp(**settings):
+    return {"fsdp": True, "fsdp_config": settings}
 
 
 @pytest.mark.parametrize(
-    "option", [{"constrain": True}, {"top_p": 0.9}, {"replay_size": 4}, {"reference_mode": "ema", "beta": 0.1}]
+    ("variables", "options", "message"),
+    [
+        ({"FSDP_VERSION": "1"}, {"constrain": True}, FIRST),
+        ({"FSDP_VERSION": "1"}, {"top_p": 0.9}, FIRST),
+        ({"FSDP_VERSION": "1"}, {"reference_mode": "ema", "beta": 0.1}, FIRST),
+        ({"FSDP_VERSION": None}, {"replay_size": 4}, FIRST),  # accelerate then takes the first version
+        (NO_LAUNCH, {"constrain": True} | fsdp(version=1), FIRST),
+        ({}, {"constrain": True, "top_p": 0.9, "replay_size": 4, "reference_mode": "ema", "beta": 0.1}, None),
+        (NO_LAUNCH, {"constrain": True} | fsdp(version=2), None),
+        (NO_LAUNCH, {"constrain": True, "fsdp": True}, None),
+        ({"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}, {}, SHARDS),
+        ({"FSDP_STATE_DICT_TYPE": None}, {}, SHARDS),  # accelerate then saves shards
+        (NO_LAUNCH, fsdp(state_dict_type="SHARDED_STATE_DICT"), SHARDS),
+        ({"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}, {}, EMPTY),
+        (NO_LAUNCH | {"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}, {}, None),
+        ({"FSDP_VERSION": "1"}, OFFLOADED, "offloaded references"),
+        ({}, OFFLOADED, "offloaded references"),
+    ],
 )
-def test_the_first_version_of_fsdp_is_refused_where_only_the_second_works(tmp_path, monkeypatch, launched, option):
-    launched("1")
-    assert_refused("use FSDP2", tmp_path, **option)
-    launched("2")
-    config(tmp_path, **option)
-    monkeypatch.delenv("FSDP_VERSION")  # accelerate then takes the first version
-    assert_refused("use FSDP2", tmp_path, **option)
-    monkeypatch.delenv("ACCELERATE_USE_FSDP")
-    assert_refused("use FSDP2", tmp_path, fsdp=True, fsdp_config={"version": 1}, **option)
-    config(tmp_path, fsdp=True, fsdp_config={"version": 2}, **option)
-    config(tmp_path, fsdp=True, **option)
+def test_options_of_fsdp(tmp_path, launched, variables, options, message):
+    launched(**variables)
+    with nullcontext() if message is None else pytest.raises(ValueError, match=message):
+        config(tmp_path, **options)
+
+
+ALL = {"constrain": True, "top_k": 3, "replay_size": 4, "beta": 0.1, "reference_mode": "ema"}
+
+
+@pytest.mark.parametrize(
+    ("stage", "saves_whole", "options", "message"),
+    [
+        (3, False, ALL, "zero3_save_16bit_model: true"),
+        (3, True, ALL, None),
+        (2, False, ALL | OFFLOADED, None),
+        (3, True, OFFLOADED, "offloaded references"),
+    ],
+)
+def test_options_of_deepspeed(tmp_path, stage, saves_whole, options, message):
+    args = config(tmp_path, **options)
+    args.deepspeed_plugin = SimpleNamespace(zero_stage=stage, zero3_save_16bit_model=saves_whole)
+    with nullcontext() if message is None else pytest.raises(ValueError, match=message):
+        check_sharding(args)
 
 
 def test_models_that_cannot_be_sharded_are_refused(tmp_path, launched, tiny_path, bert_path):
+    launched()
     quantised = {"quantization_config": object()}
     for model, more, kind in ((bert_path, {"task": FillTask()}, "masked"), (tiny_path, quantised, "quantised")):
-        launched()
         with pytest.raises(ValueError, match=f"{kind}.* cannot be sharded; use DDP"):
             TaskGRPOTrainer(model, args=config(tmp_path), **({"task": ToyTask()} | more))
     assert train.main(["infill", "--output_dir", str(tmp_path), "--use_cpu", "true"]) == 2
-
-
-def test_fsdp_must_load_weights_in_all_processes(tmp_path, monkeypatch, launched):
-    """Otherwise the reference model of all processes but the first is empty."""
-    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")  # as `accelerate launch` sets it by default
-    config(tmp_path)
-    launched(efficient="true")
-    assert_refused("fsdp_cpu_ram_efficient_loading: false", tmp_path)
-
-
-def test_fsdp_must_save_whole_weights(tmp_path, monkeypatch, launched):
-    """Otherwise transformers saves no model at the end of the training."""
-    message = "SHARDED_STATE_DICT would save no model"
-    launched(checkpoints="SHARDED_STATE_DICT")
-    assert_refused(message, tmp_path)
-    monkeypatch.delenv("FSDP_STATE_DICT_TYPE")  # accelerate then saves shards
-    assert_refused(message, tmp_path)
-    monkeypatch.delenv("ACCELERATE_USE_FSDP")
-    assert_refused(message, tmp_path, fsdp=True, fsdp_config={"state_dict_type": "SHARDED_STATE_DICT"})
-
-
-def test_zero3_must_save_whole_weights(tmp_path):
-    args = config(tmp_path, constrain=True, top_k=3, replay_size=4, beta=0.1, reference_mode="ema")
-    args.deepspeed_plugin = SimpleNamespace(zero_stage=3, zero3_save_16bit_model=False)
-    with pytest.raises(ValueError, match="zero3_save_16bit_model: true"):
-        check_sharding(args)
-    args.deepspeed_plugin.zero3_save_16bit_model = True
-    check_sharding(args)
-    args.deepspeed_plugin = SimpleNamespace(zero_stage=2, zero3_save_16bit_model=False)
-    check_sharding(args)
-
-
-@pytest.mark.parametrize("kind", ["1", "2", "zero3"])
-def test_offloaded_references_are_refused(tmp_path, launched, kind):
-    args = config(tmp_path, beta=0.1, offload_reference=True)
-    if kind == "zero3":
-        args.deepspeed_plugin = SimpleNamespace(zero_stage=3, zero3_save_16bit_model=True)
-    else:
-        launched(kind)
-    with pytest.raises(ValueError, match="offloaded references"):
-        check_sharding(args)
 
 
 def test_editors_are_refused(tmp_path, launched, capsys):

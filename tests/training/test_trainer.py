@@ -10,7 +10,6 @@ from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
 from tests.support.enumerated import allowed_in, assert_exact_policy_gradient, every_completion
-from tests.support.exhaustive import exhaustive_but
 from tests.support.loss_oracle import masked_logps_and_entropies
 from tests.support.scripted import FixedTrainer
 from tests.support.toy import LETTERS, LettersConstraint, ToyTask
@@ -75,11 +74,7 @@ def test_a_task_with_default_options_trains_as_trl_with_its_reward_functions(tin
         torch.testing.assert_close(value, parameters(ours)[name], atol=1e-6, rtol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize(
-    ("estimator", "k", "scale"),
-    [("mean", None, "none"), ("rloo", None, "none"), ("maxrl", None, "none"), ("maxk", 2, "none"),
-     ("best_minus_second", None, "none"), ("topk", 2, "none"), ("maxk", 3, "group")],
-)  # fmt: skip
+@pytest.mark.parametrize(("estimator", "k", "scale"), [("topk", 2, "none"), ("maxk", 2, "none"), ("maxk", 3, "group")])
 def test_the_advantages_used_are_those_of_the_estimator(tiny_path, tmp_path, estimator, k, scale):
     FixedTrainer.fixed = ["a", "ab", "bb", "cccc", "d", "aa", "abab", "dd"]
     options = config(tmp_path, advantage_estimator=estimator, pass_k=k, scale_rewards=scale, max_steps=1)
@@ -95,22 +90,6 @@ def test_the_advantages_used_are_those_of_the_estimator(tiny_path, tmp_path, est
     expected = expected * (4 if estimator == "maxk" else 1)
     torch.testing.assert_close(output["advantages"], expected)
     assert list(trainer._logs["advantages"]) == pytest.approx(expected.tolist())
-
-
-def test_passk_on_success_and_clipping(tiny_path, tmp_path):
-    FixedTrainer.fixed = ["a", "b", "b", "b", "a", "a", "b", "b"]
-    weights = {"success": 1.0, "match": 0.0, "short": 0.0}
-    options = config(tmp_path, advantage_estimator="passk", pass_k=2, component_weights=weights, advantage_clip=0.5)
-    trainer = FixedTrainer(tiny_path, args=options, task=ToyTask())
-    trainer.model.train()
-    output = trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
-    raw = estimate(torch.tensor([[1.0, 0, 0, 0], [1, 1, 0, 0]]), "passk", 2).flatten()
-    torch.testing.assert_close(output["advantages"], raw.clamp(-0.5, 0.5))
-    metrics = trainer._metrics["train"]
-    assert metrics["advantage_clipped_fraction"] == [pytest.approx((raw.abs() > 0.5).float().mean().item())]
-    assert metrics["pass@1"] == [pytest.approx(3 / 8)]
-    assert metrics["pass@2"] == [pytest.approx((0.5 + (1 - 1 / 6)) / 2)]
-    assert metrics["groups_without_signal"] == [0.0]
 
 
 class HalfScored(ToyTask):
@@ -187,11 +166,11 @@ def test_a_judge_is_scored_by_trl_and_never_trained(tiny_path, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"gradient_checkpointing": True}, {"bf16": True}, {"num_iterations": 2, "beta": 0.1}, {"temperature": 0.7}],
+    ("peft", "options"),
+    [(True, {"gradient_checkpointing": True}), (False, {"bf16": True}), (True, {"num_iterations": 2}),
+     (False, {"temperature": 0.7})],
     ids=str,
-)
-@pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
+)  # fmt: skip
 def test_scoring_is_of_the_sampled_distribution(tiny_path, tmp_path, options, peft):
     """Old and reference log-probs of a rollout against a dense softmax over what the constraint allows."""
     peft_config = LoraConfig(r=4, target_modules=["q_proj"]) if peft else None
@@ -222,9 +201,8 @@ def test_the_expected_update_is_the_exact_gradient(tiny_path, tmp_path):
     assert_exact_policy_gradient(trainer, row, completions, rewards)
 
 
-@pytest.mark.parametrize("rollout", exhaustive_but(["fast"], ["trl", "fast"]))
-def test_constrained_samples_are_allowed_and_learn(tiny_path, tmp_path, rollout):
-    options = {"max_steps": 60, "per_device_train_batch_size": 32, "num_generations": 8, "rollout": rollout}
+def test_constrained_samples_are_allowed_and_learn(tiny_path, tmp_path):
+    options = {"max_steps": 40, "per_device_train_batch_size": 32, "num_generations": 8, "rollout": "fast"}
     trainer = toy_trainer(tiny_path, tmp_path, constrain=True, **options)
     trainer.train()
     history = [line for line in trainer.state.log_history if "reward" in line]

@@ -51,14 +51,6 @@ def test_masks_and_log_probs_are_those_of_the_distribution_sampled_from(tiny_pat
         assert record.completions == [constraint.text_of(*pair) for pair in pairs]
 
 
-def test_training_scores_under_the_masks_that_were_recorded(tiny_path, tmp_path):
-    trainer = toy_trainer(tiny_path, tmp_path, AdvisingToy(), **REPAIR[1], rollout="trl", max_steps=2)
-    trainer.train()
-    logs = [line for line in trainer.state.log_history if "loss" in line]
-    assert len(logs) == 2 and all(line["sampling/logp_difference_max"] < 1e-5 for line in logs)
-    assert all(line["constraint/forced_fraction"] > 0.3 and line["grad_norm"] > 0 for line in logs)
-
-
 @pytest.mark.parametrize("length", [24, 9])
 def test_the_likeliest_conversation_is_that_of_our_rollouts(tiny_path, length):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_path).eval(), load_tokenizer(tiny_path)

@@ -198,20 +198,12 @@ def _maxk(rewards: torch.Tensor, k: int) -> torch.Tensor:
         return torch.zeros_like(rewards)
     ordered, order = rewards.sort(stable=True)
     ordered = ordered - ordered[0]  # shifting all rewards changes no advantage, and equal rewards now give exactly 0
-    # s_i: the mean over all k-subsets of (its maximum if i is in it). With i at rank j (from 0), i is the maximum of
-    # C(j, k-1) subsets; rank m > j is the maximum of C(m-1, k-2) = C(m, k-1) (k-1) / m subsets that hold i.
-    as_maximum = best_weights(n, k).to(ordered.device)
-    as_member = as_maximum[1:] * (k - 1) / torch.arange(1, n, device=ordered.device)
-    nothing = ordered.new_zeros(1)
-    above = torch.cat([(as_member * ordered[1:]).flip(0).cumsum(0).flip(0), nothing])
-    credit = as_maximum * ordered + above
-    # The baseline of i: what the other k-1 would have reached without it. Ranks above i are one lower then.
-    of_others = best_weights(n - 1, k - 1).to(ordered.device)
-    below = torch.cat([nothing, (of_others * ordered[:-1]).cumsum(0)])
-    above = torch.cat([(of_others * ordered[1:]).flip(0).cumsum(0).flip(0), nothing])
-    baseline = below + above
+    others_N_M = ordered.expand(n, n)[~torch.eye(n, dtype=torch.bool, device=ordered.device)].view(n, n - 1)
+    with_k, with_less = (others_N_M @ best_weights(n - 1, size).to(ordered.device) for size in (k, k - 1))
+    # The share k / n of all k-subsets hold a completion. What these reach is the mean over all subsets less that over
+    # the subsets of the others; the baseline is what the other k - 1 reach without it.
     advantages = torch.empty_like(rewards)
-    advantages[order] = credit - (k / n) * baseline
+    advantages[order] = expected_best(ordered, k) - (1 - k / n) * with_k - (k / n) * with_less
     return advantages
 
 

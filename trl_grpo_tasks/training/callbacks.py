@@ -185,7 +185,7 @@ def _prompts_per_step(args: Any) -> float:
 
 class Hints(TrainerCallback):
     """Prints a hint when a known problem has lasted for `patience` logs, and again after as many more. A collapse
-    is reported once: `diversity.collapse` looks at the whole run."""
+    is reported once."""
 
     def __init__(self, patience: int = 5, say: Any = tqdm.write):
         self._patience = patience
@@ -212,37 +212,27 @@ class Hints(TrainerCallback):
         kl_limit = 10 * args.kl_target if getattr(args, "kl_target", None) else 10.0
         wasted = logs.get("groups_without_signal", logs.get("frac_reward_zero_std", 0))
         is_solved = (logs.get("rewards/success/mean") or 0) > MASTERED
-        self._watch(
-            "no signal",
-            wasted >= MOST_WASTED and not is_solved,
-            f"{wasted:.0%} of the groups have equal rewards, for {{n}} logs, so that little can be learned: use an "
-            "easier level, a cold start, more num_generations, a higher temperature, or a reward with partial credit",
-        )
-        unscored = logs.get("reward_failures") or 0
-        self._watch(
-            "unscored",
-            unscored >= MOST_UNSCORED,
-            f"{unscored:.0%} of the completions could not be scored, for {{n}} logs, and are left out: the reasons "
-            "are in the report and above",
-        )
-        self._watch(
-            "nothing valid",
-            (logs.get("rewards/valid/mean") or 0) < FEW and "rewards/valid/mean" in logs and unscored < MOST_UNSCORED,
-            "fewer than 1% of the completions have been valid for {n} logs: turn on --constrain, run "
-            "--cold_start_steps, or show the format in the prompt",
-        )
-        self._watch(
-            "kl",
-            (logs.get("kl") or 0) > kl_limit,
-            f"the KL divergence has been above {kl_limit:g} for {{n}} logs: lower learning_rate, raise beta, "
-            "or set kl_target",
-        )
-        self._watch(
-            "truncated",
-            (logs.get("completions/clipped_ratio") or 0) >= MOST_WASTED,
-            f"{logs.get('completions/clipped_ratio') or 0:.0%} of the completions are cut off at "
-            "max_completion_length, for {n} logs: raise it, or ask for shorter answers",
-        )
+        unscored, cut_off = logs.get("reward_failures") or 0, logs.get("completions/clipped_ratio") or 0
+        is_valid = (logs.get("rewards/valid/mean") or 0) >= FEW or "rewards/valid/mean" not in logs
+        for name, is_bad, message in (
+            ("no signal", wasted >= MOST_WASTED and not is_solved,
+             f"{wasted:.0%} of the groups have equal rewards, for {{n}} logs, so that little can be learned: use an "
+             "easier level, a cold start, more num_generations, a higher temperature, or a reward "
+             "with partial credit"),
+            ("unscored", unscored >= MOST_UNSCORED,
+             f"{unscored:.0%} of the completions could not be scored, for {{n}} logs, and are left out: the reasons "
+             "are in the report and above"),
+            ("nothing valid", not is_valid and unscored < MOST_UNSCORED,
+             "fewer than 1% of the completions have been valid for {n} logs: turn on --constrain, run "
+             "--cold_start_steps, or show the format in the prompt"),
+            ("kl", (logs.get("kl") or 0) > kl_limit,
+             f"the KL divergence has been above {kl_limit:g} for {{n}} logs: lower learning_rate, raise beta, or set "
+             "kl_target"),
+            ("cut off", cut_off >= MOST_WASTED,
+             f"{cut_off:.0%} of the completions are cut off at max_completion_length, for {{n}} logs: raise it, or "
+             "ask for shorter answers"),
+        ):  # fmt: skip
+            self._watch(name, is_bad, message)
         is_new = "pass@1" in logs and "collapse" not in self._streaks
         if is_new and (found := collapse(state.log_history, _prompts_per_step(args))):
             self._streaks["collapse"] = 1

@@ -22,7 +22,6 @@ from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 from ..failures import FailureNotice, first_line, is_write_failure
 from ..models import checkpoints
 from . import deepspeed_checkpoint
-from .host import CheckpointsHost
 from .state_files import load_state, packed, state_file
 
 
@@ -32,7 +31,7 @@ class Checkpoints(TrainerCallback):
     Further state of the trainer is in `trainer.parts(is_common)`: name -> object with state_dict and load_state_dict.
     """
 
-    def __init__(self, trainer: CheckpointsHost):
+    def __init__(self, trainer: Any):
         self._trainer, self._accelerator = trainer, trainer.accelerator
         self._resumed: dict[str, Any] | None = None  # the state of this process, until training begins
         self._is_converted = False  # whether DeepSpeed loads the converted form of the checkpoint

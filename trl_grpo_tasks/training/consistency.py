@@ -7,7 +7,6 @@ sampled. `explain` finds the likely cause by scoring a few completions in other 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from accelerate.utils import gather
 from ..constraints.base import unpack
 from ..constraints.table import MaskTable, MaskTables
 from ..rollout.support import without_adapter
-from .host import Host
 
 # Largest mean absolute difference of log-probs that rounding explains, by the dtype of the forward pass.
 # SmolLM2-135M on an H200: 5e-6 in float32, 0.004 in float16, 0.03 to 0.04 in bfloat16.
@@ -33,9 +31,7 @@ class ConsistencyCheck:
         self._hinted = False
         self.trains_on_stale = False  # whether an older policy sampled what is trained on: then it is not rounding
 
-    def check(
-        self, trainer: Host, inputs: dict[str, Any], scored_B_T: torch.Tensor, tables: MaskTables | None
-    ) -> None:
+    def check(self, trainer: Any, inputs: dict[str, Any], scored_B_T: torch.Tensor, tables: MaskTables | None) -> None:
         """Compare the sampling log-probs of the completions in `inputs` with those of training."""
         mode = trainer.mode
         own = difference(inputs["sampling_per_token_logps"], scored_B_T, inputs["completion_mask"])
@@ -51,42 +47,12 @@ class ConsistencyCheck:
         self._hinted = True
         was_training = model.training
         model.eval()
-        sampled = Sampled.of(inputs, None if tables is None else tables[mode])
-        cause = explain(model, sampled, trainer.args.temperature, dtype, bool(trainer.args.sampling_filters))
+        table, args = None if tables is None else tables[mode], trainer.args
+        cause = explain(model, inputs, table, args.temperature, dtype, bool(args.sampling_filters))
         model.train(was_training)
         trainer.accelerator.print(
             f"hint: log-probs of the rollout differ from those of training by {mean:.2g} on average ({largest:.2g} at "
             f"most), where {str(dtype).removeprefix('torch.')} explains {ROUNDING[dtype]:g}; likely cause: {cause}"
-        )
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """Completions as they were sampled: prompts and completions in one row each, as TRL scores them."""
-
-    input_ids_B_L: torch.Tensor
-    attention_B_L: torch.Tensor
-    logps_B_T: torch.Tensor  # NaN where unknown
-    mask_B_T: torch.Tensor
-    allowed_B_T_V: torch.Tensor | None  # the masks that scoring assumes; None: every token is allowed
-
-    @classmethod
-    def of(cls, inputs: dict[str, Any], table: MaskTable | None) -> Sampled:
-        """The first tokens of the first few rows of a batch."""
-        rows = {name: value[:ROWS] for name, value in inputs.items() if isinstance(value, torch.Tensor) and value.ndim}
-        logps, mask = rows["sampling_per_token_logps"], rows["completion_mask"].bool()
-        mask = mask & ~logps.isnan()
-        mask = mask & (mask.flatten().cumsum(0).view_as(mask) <= POSITIONS)
-        allowed = None
-        if table is not None:
-            words = table.words(rows["mask_numbers"].flatten().tolist())
-            allowed = torch.from_numpy(unpack(words, table.vocab_size)).to(mask.device).view(*mask.shape, -1)
-        return cls(
-            torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1),
-            torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1),
-            logps,
-            mask,
-            allowed,
         )
 
 
@@ -98,15 +64,36 @@ def difference(sampled_B_T: torch.Tensor, scored_B_T: torch.Tensor, mask_B_T: to
 
 
 @torch.no_grad()
-def explain(model: Any, sampled: Sampled, temperature: float, dtype: torch.dtype, has_filters: bool) -> str:
-    """Describe the likely cause of a difference. Scoring is at `temperature`, with products in `dtype`."""
+def explain(
+    model: Any,
+    inputs: dict[str, Any],
+    table: MaskTable | None,
+    temperature: float,
+    dtype: torch.dtype,
+    has_filters: bool,
+) -> str:
+    """Describe the likely cause of a difference, by the first tokens of the first few completions in `inputs`. Scoring
+    is at `temperature`, with products in `dtype`, under the masks of `table`; None: every token is allowed."""
     if type(without_adapter(model)).__name__.endswith("ForMaskedLM"):
         return "unknown; check temperature, sampling filter and dtype of the rollout"
-    drawn_N = sampled.logps_B_T[sampled.mask_B_T].float()
-    allowed = sampled.allowed_B_T_V
-    allowed_N_V = None if allowed is None else allowed[sampled.mask_B_T]
-    logits_N_V = _logits(model, sampled, dtype)
-    targets_N = sampled.input_ids_B_L[:, -sampled.mask_B_T.shape[1] :][sampled.mask_B_T]
+    rows = {name: value[:ROWS] for name, value in inputs.items() if isinstance(value, torch.Tensor) and value.ndim}
+    drawn_B_T, mask_B_T = rows["sampling_per_token_logps"], rows["completion_mask"].bool()
+    mask_B_T = mask_B_T & ~drawn_B_T.isnan()
+    mask_B_T = mask_B_T & (mask_B_T.flatten().cumsum(0).view_as(mask_B_T) <= POSITIONS)
+    drawn_N, targets_N = drawn_B_T[mask_B_T].float(), rows["completion_ids"][mask_B_T]
+    allowed_N_V = None
+    if table is not None:
+        words = table.words(rows["mask_numbers"][mask_B_T.cpu()].tolist())
+        allowed_N_V = torch.from_numpy(unpack(words, table.vocab_size)).to(mask_B_T.device)
+
+    def logits_in(dtype: torch.dtype) -> torch.Tensor:
+        """The logits that predict each sampled token, one row over the vocabulary per token."""
+        ids, attention = (torch.cat([rows[f"prompt_{x}"], rows[f"completion_{x}"]], 1) for x in ("ids", "mask"))
+        with torch.autocast(ids.device.type, dtype, enabled=dtype in (torch.bfloat16, torch.float16)):
+            logits = model(input_ids=ids, attention_mask=attention).logits
+        return logits[:, -mask_B_T.shape[1] - 1 : -1][mask_B_T].float()
+
+    logits_N_V = logits_in(dtype)
 
     def left(logits: torch.Tensor, at: float, under: torch.Tensor | None) -> float:
         logits = logits / at
@@ -116,7 +103,7 @@ def explain(model: Any, sampled: Sampled, temperature: float, dtype: torch.dtype
     def candidates() -> Iterator[tuple[float, str]]:
         if hasattr(model, "disable_adapter"):
             with model.disable_adapter():
-                plain = _logits(model, sampled, dtype)
+                plain = logits_in(dtype)
             yield left(plain, temperature, allowed_N_V), "adapter (the rollout looks as if sampled without it)"
         if allowed_N_V is not None:
             kind = "sampling filter" if has_filters else "mask"
@@ -130,7 +117,7 @@ def explain(model: Any, sampled: Sampled, temperature: float, dtype: torch.dtype
             if other_dtype != dtype:
                 name = str(other_dtype).removeprefix("torch.")
                 yield (
-                    left(_logits(model, sampled, other_dtype), temperature, allowed_N_V),
+                    left(logits_in(other_dtype), temperature, allowed_N_V),
                     f"dtype (the rollout looks as if computed in {name})",
                 )
 
@@ -143,13 +130,3 @@ def explain(model: Any, sampled: Sampled, temperature: float, dtype: torch.dtype
         # Every token was more likely than the model says, so other tokens must have been excluded.
         return "sampling filter or mask (the rollout looks as if fewer tokens could be drawn than training assumes)"
     return "unknown; check adapter, mask, temperature, sampling filter and dtype of the rollout"
-
-
-def _logits(model: Any, sampled: Sampled, dtype: torch.dtype) -> torch.Tensor:
-    """The logits that predict each sampled token, one row over the vocabulary per token."""
-    device_type = sampled.input_ids_B_L.device.type
-    length = sampled.mask_B_T.shape[1]
-    half = dtype in (torch.bfloat16, torch.float16)
-    with torch.autocast(device_type, dtype, enabled=True) if half else torch.autocast(device_type, enabled=False):
-        logits = model(input_ids=sampled.input_ids_B_L, attention_mask=sampled.attention_B_L).logits
-    return logits[:, -length - 1 : -1][sampled.mask_B_T].float()

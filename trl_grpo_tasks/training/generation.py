@@ -36,7 +36,6 @@ from ..rollout.gathered import GatheredCopy, reason_of_any
 from ..rollout.support import unsupported_length, without_adapter
 from ..serving.generation import VLLMRequests
 from .exact_sampling import inexact_option, inexact_sampling, refuse_inexact
-from .host import GenerationHost
 from .policy import plain_models
 
 
@@ -52,7 +51,7 @@ class Generation:
     """Samples the completions of a trainer. `constraint` replaces the task's own; either is used when the option
     `constrain` is set. `engine_key` names vLLM's engine, where there is one."""
 
-    def __init__(self, trainer: GenerationHost, constraint: Constraint | None, is_masked: bool, engine_key: Any):
+    def __init__(self, trainer: Any, constraint: Constraint | None, is_masked: bool, engine_key: Any):
         self._trainer, self._args = trainer, trainer.args
         self.filters: SamplingFilters = trainer.args.sampling_filters
         self.tables = MaskTables()  # of the latest rollouts, in training and in evaluation

@@ -113,34 +113,24 @@ class RolloutGroups:
         return stored
 
     def replace(self, chosen: Sequence[tuple[int, StoredGroup, float]], replaced_everywhere: int) -> None:
-        """Put groups, with importance weights, in place of others. All processes must call this, with the number of
-        groups that all of them replace."""
-        replaced_rows = len(chosen) * self.size
-        if self._trainer.is_sharded:
-            replaced_rows = max(gather_object([replaced_rows]))
-        if replaced_rows:
-            self.put(chosen, replaced_rows)
-        if replaced_everywhere:
-            tokens = self.output["completion_mask"].sum()
-            self.output["num_items_in_batch"] = self._trainer.accelerator.gather(tokens).sum()
-
-    def put(self, chosen: Sequence[tuple[int, StoredGroup, float]], scored_rows: int) -> None:
-        """Overwrite groups of the rollout with stored groups and their importance weights, pad again to the new
-        lengths, and compute their reference log-probs with the present reference, which scores this number of rows:
-        where they are more than those replaced, the rest is not used."""
-        output, replaced = self.output, self._put(chosen) if chosen else []
-        if "ref_per_token_logps" in output:
+        """Put groups, with importance weights, in place of others, and compute their log-probs under the present
+        reference. All processes must call this, with the number of groups that all of them replace."""
+        trainer, output, scored_rows = self._trainer, self.output, len(chosen) * self.size
+        if trainer.is_sharded:  # all processes score as many rows; the result of those that are too many is not used
+            scored_rows = max(gather_object([scored_rows]))
+        replaced = self._put(chosen) if chosen else []
+        if scored_rows and "ref_per_token_logps" in output:
             scored = replaced + [0] * (scored_rows - len(replaced))
-            part = {
-                key: value[scored]
-                for key, value in output.items()
-                if isinstance(value, torch.Tensor) and value.ndim == 2
-            }
-            logps_B_T = self._trainer.scoring.logps(part, of_reference=True)
+            tensors = {key: value for key, value in output.items() if isinstance(value, torch.Tensor)}
+            part = {key: value[scored] for key, value in tensors.items() if value.ndim == 2}
+            logps_B_T = trainer.scoring.logps(part, of_reference=True)
             output["ref_per_token_logps"][replaced] = logps_B_T[: len(replaced)]
+        if replaced_everywhere:
+            output["num_items_in_batch"] = trainer.accelerator.gather(output["completion_mask"].sum()).sum()
 
     def _put(self, chosen: Sequence[tuple[int, StoredGroup, float]]) -> list[int]:
-        """Overwrite groups. Returns the replaced rows, whose reference log-probs are still to be computed."""
+        """Overwrite groups, and pad again to the new lengths. Return the replaced rows, whose log-probs under the
+        reference are still to be computed."""
         rollout, table, pad_id = self.output, self.table, self._trainer._tokenizer.pad_token_id
         device = rollout["prompt_ids"].device
         prompts, completions = unpadded(rollout)

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from functools import lru_cache
 from typing import Any
 
 import torch
 from accelerate.utils import gather, gather_object
 
-from ..failures import FailureNotice
+from ..failures import FailureNotice, first_line
 from ..rewards.classifier import text_of
 from ..rewards.components import TaskRewards, unusable
 from ..rewards.environment import TurnsTask, answering_with
 from ..rewards.llm_judge import Usage
 from ..rewards.repair import RepairTask
-from ..task import printable
+from ..rewards.time_limit import time_limit
+from ..task import Task, printable
 from .advantages import estimate, expected_best_curve, k_fits, without_signal
-from .canonical_forms import CanonicalForms
 from .evaluated import EvaluatedBatches
-from .host import RewardingHost
+
+CACHED_FORMS = 10_000
+SECONDS_PER_FORM = 5.0
 
 
 class Rewarding:
     """Rewards and advantages of a trainer's rollouts. `rewards` are those of its task; without a task they are None,
     and TRL calls the trainer's reward functions."""
 
-    def __init__(self, trainer: RewardingHost, rewards: TaskRewards | None):
+    def __init__(self, trainer: Any, rewards: TaskRewards | None):
         self._trainer, self.rewards = trainer, rewards
         self.forms = None if rewards is None else CanonicalForms(rewards.task)
         self._judge_usage: Usage | None = None  # of all processes
@@ -216,3 +220,24 @@ class Rewarding:
         values_N = {"reward": self.totals(), **{name: self.component(name) for name in names}}
         found = {name: values[values.isfinite()].tolist() for name, values in values_N.items()}
         return {name: values for name, values in found.items() if values}
+
+
+class CanonicalForms:
+    """Canonical forms of answers, cached by row and text. An error in the task's code does not stop training: such an
+    answer, and one whose form takes longer than SECONDS_PER_FORM, is compared by its text."""
+
+    def __init__(self, task: Task):
+        self._task = task
+        self._notice = FailureNotice()
+        self.of = lru_cache(CACHED_FORMS)(self._compute)
+
+    def _compute(self, row: str, completion: str) -> str:
+        try:
+            with time_limit(SECONDS_PER_FORM):
+                return str(self._task.canonical(json.loads(row), completion))
+        except Exception as error:  # noqa: BLE001 - the task's code, on text that a model wrote
+            self._notice.failed(
+                f"canonical of task {self._task.name!r} failed ({type(error).__name__}: {first_line(error)}); "
+                "training continues, and such answers are compared by their text"
+            )
+            return completion.strip()

@@ -21,7 +21,6 @@ from ..constraints.table import FREE, widen_mask_numbers
 from ..models.shared_prompts import SharedPrompts
 from .consistency import ConsistencyCheck
 from .generation import Generation
-from .host import ScoringHost
 from .policy import plain_models
 from .record import RolloutRecord
 from .reference import ADAPTER, Offloaded
@@ -30,7 +29,7 @@ from .reference import ADAPTER, Offloaded
 class Scoring:
     """Scores completions of a trainer under the masks of their record."""
 
-    def __init__(self, trainer: ScoringHost, generation: Generation):
+    def __init__(self, trainer: Any, generation: Generation):
         self._trainer, self._generation = trainer, generation
         self._record: RolloutRecord | None = None  # see `under`
         self.consistency = ConsistencyCheck()

@@ -345,8 +345,7 @@ def _checked_task(task: Task | None, args: Any, reward_funcs: Any, held_out: Any
         raise ValueError(f"repair_turns={args.repair_turns} needs a task, which says why an answer fails; set it to 1")
     task = None if task is None else with_repair(task, args)
     for extra in EXTRAS:
-        extra.check_task(args, task)
-        extra.check_held_out(args, held_out)
+        extra.check_task(args, task, held_out)
     if task is not None:
         check_endings(args)
         if reward_funcs is not None or args.reward_weights is not None:

@@ -23,8 +23,7 @@ class AdaptiveKLOptions:
 class AdaptiveKL:
     """beta <- beta * exp(clip(KL / target - 1, -0.2, 0.2) * min(n / HORIZON, 1)), within the bounds.
 
-    The usual rule, beta * (1 + error * n / HORIZON), is the same up to second order for small batches, and turns
-    negative for n > 5 * HORIZON. One batch, however large, changes beta by at most 22%.
+    The usual rule, beta * (1 + error * n / HORIZON), is the same for small batches and turns negative for large ones.
     """
 
     def __init__(self, beta: float, target: float):

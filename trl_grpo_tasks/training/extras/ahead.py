@@ -1,13 +1,12 @@
 """Generation ahead of training (`rollouts_ahead`): a vLLM server samples the next rollouts while one is trained on.
 
 At the start of each rollout, TRL sends the weights and asks its client for completions. Here the client answers with
-completions that were requested at the start of an earlier rollout, and requests those of a later one. So a rollout is
-sampled with the weights of exactly `rollouts_ahead` rollouts before it, or fewer at the start and after a resume, and
-TRL's importance sampling correction, which compares its log-probs with those at sampling time, corrects for that.
+completions that were requested `rollouts_ahead` rollouts earlier (fewer at the start and after a resume), and
+requests those of a later one. TRL's importance sampling correction corrects for the older weights.
 
-All of this happens in the main process, whose plan has the prompts of all processes. A thread sends the requests, one
-after another: a rollout, the weights, the next rollout. It takes part in no collective operation, so that it cannot
-delay one of the training. Evaluations wait in the same queue for the rollouts before them.
+The plan of the main process has the prompts of all processes. A thread sends the requests, one after another: a
+rollout, the weights, the next rollout. It takes part in no collective operation, which it could delay. Evaluations
+wait in the same queue.
 """
 
 from __future__ import annotations
@@ -151,7 +150,7 @@ class AheadExtra(Extra):
             )
 
     @classmethod
-    def check_task(cls, args: Any, task: Task | None) -> None:
+    def check_task(cls, args: Any, task: Task | None, held_out: Any = None) -> None:
         if args.rollouts_ahead and isinstance(task, TurnsTask):
             raise ValueError(_refused(args, "completions of several turns (repair_turns, environments)"))
 

@@ -35,7 +35,7 @@ class Extra(TrainerCallback):
 
     name: ClassVar[str]  # of its state in checkpoints, and in `trainer.extras`
     Options: ClassVar[type]  # a dataclass from which TaskGRPOConfig inherits; its docstring is the heading in lists
-    switch: ClassVar[str]  # the option that turns it on, unless it is 0, False or None
+    switch: ClassVar[str]  # the option that turns it on where it is not None and not its default
     is_common: ClassVar[bool] = True
     replaces_groups: ClassVar[bool] = False
     updates_reference: ClassVar[bool] = False
@@ -56,12 +56,9 @@ class Extra(TrainerCallback):
         """Raise ValueError for options of a TaskGRPOConfig that cannot work."""
 
     @classmethod
-    def check_task(cls, args: Any, task: Task | None) -> None:
-        """Raise ValueError if the extra is on and cannot work with the task, before a model is loaded."""
-
-    @classmethod
-    def check_held_out(cls, args: Any, rows: Any) -> None:
-        """Raise ValueError if the extra is on and cannot work with held-out rows that were given to the trainer."""
+    def check_task(cls, args: Any, task: Task | None, held_out: Any = None) -> None:
+        """Raise ValueError if the extra is on and cannot work with the task, or with held-out rows that were given to
+        the trainer, before a model is loaded."""
 
     @classmethod
     def check_components(cls, args: Any, task: Task | None, components: Sequence[str]) -> None:
@@ -73,7 +70,8 @@ class Extra(TrainerCallback):
 
     @classmethod
     def is_on(cls, args: Any) -> bool:
-        return bool(getattr(args, cls.switch))
+        value = getattr(args, cls.switch)
+        return value is not None and bool(value != getattr(cls.Options, cls.switch))
 
     @classmethod
     def is_used(cls, args: Any, constraint: Constraint | None) -> bool:

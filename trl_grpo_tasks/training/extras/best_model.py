@@ -97,11 +97,11 @@ class BestModelExtra(Extra):
             args.greater_is_better = name not in LESS_IS_BETTER
 
     @classmethod
-    def check_held_out(cls, args: Any, rows: Any) -> None:
-        if args.best_by is not None and isinstance(rows, Mapping):
+    def check_task(cls, args: Any, task: Task | None, held_out: Any = None) -> None:
+        if args.best_by is not None and isinstance(held_out, Mapping):
             raise ValueError(
                 f"best_by={args.best_by!r} chooses the model by one evaluation, but eval_dataset has "
-                f"{len(rows)}: {', '.join(rows)}; pass one of them, or leave best_by out"
+                f"{len(held_out)}: {', '.join(held_out)}; pass one of them, or leave best_by out"
             )
 
     @classmethod

@@ -113,7 +113,7 @@ class CurriculumExtra(Extra):
             )
 
     @classmethod
-    def check_task(cls, args: Any, task: Task | None) -> None:
+    def check_task(cls, args: Any, task: Task | None, held_out: Any = None) -> None:
         if args.curriculum and (task is None or not task.levels):
             raise ValueError("curriculum=True needs a task with levels; this task has none, so leave curriculum off")
 

@@ -39,16 +39,12 @@ class DiscountExtra(Extra):
     switch = "gamma"
 
     @classmethod
-    def is_on(cls, args: Any) -> bool:
-        return args.gamma != 1
-
-    @classmethod
     def check(cls, args: Any) -> None:
         if cls.is_on(args):
             check_advantages_per_token(args, f"gamma={args.gamma}", "gamma=1")
 
     @classmethod
-    def check_task(cls, args: Any, task: Task | None) -> None:
+    def check_task(cls, args: Any, task: Task | None, held_out: Any = None) -> None:
         if cls.is_on(args) and task is not None and task.policy == "masked":
             raise ValueError(f"gamma={args.gamma} {NOT_IN_ORDER}")
 

@@ -35,9 +35,8 @@ class Guard:
     """A Lagrange multiplier for the constraint that the mean of a component stays at or above a floor.
 
     After each rollout, multiplier <- multiplier + rate * (floor - mean), and the weight of the component is the
-    multiplier + 20 * rate * (floor - mean), both within [0, 10]. The multiplier alone would oscillate, because the
-    policy responds to it late; the second term, which vanishes at the optimum, damps that. Without a floor, it is the
-    mean of the component in the first rollouts, in which the weight stays 0.
+    multiplier + 20 * rate * (floor - mean), both within [0, 10]. The second term damps the oscillations of the first.
+    Without a floor, it is the mean of the component in the first rollouts, in which the weight stays 0.
     """
 
     def __init__(self, component: str, floor: float | None, rate: float = RATE, start: int = START):

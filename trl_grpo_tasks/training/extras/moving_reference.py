@@ -1,10 +1,8 @@
 """A reference policy that moves (`reference_mode`).
 
-It is an average of past policies (ema), or a copy taken at intervals (periodic). Full weights: TRL's
-reference model is updated in place. Adapters: TRL keeps a frozen adapter named "ref" beside the trained one; the
-average is over its weight update. A LoRA update is a product B A, and the average of two products is not the product
-of the averages. So the products are averaged, and the result, which has up to twice the rank, is cut back to the
-adapter's rank by a singular value decomposition: the nearest update of that rank."""
+It is an average of past policies (ema), or a copy taken at intervals (periodic). Full weights: TRL's reference model
+is updated in place. Adapters: TRL's frozen adapter "ref" is. A LoRA update is a product B A, so products are averaged,
+and the result is cut back to the adapter's rank by a singular value decomposition: the nearest update of that rank."""
 
 from __future__ import annotations
 
@@ -164,6 +162,7 @@ class MovingReferenceExtra(Extra):
 
     name = "reference"
     Options = MovingReferenceOptions
+    switch = "reference_mode"
     updates_reference = True
     needs_fsdp2 = True
 
@@ -178,10 +177,6 @@ class MovingReferenceExtra(Extra):
             )
         if cls.is_on(args) and args.sync_ref_model:
             raise ValueError("use either reference_mode or TRL's sync_ref_model, not both")
-
-    @classmethod
-    def is_on(cls, args: Any) -> bool:
-        return args.reference_mode != "static"
 
     def __init__(self, trainer: Any):
         super().__init__(trainer)

@@ -38,10 +38,6 @@ class ThoughtExtra(Extra):
     switch = "thought_weight"
 
     @classmethod
-    def is_on(cls, args: Any) -> bool:
-        return args.thought_weight != 1
-
-    @classmethod
     def is_used(cls, args: Any, constraint: Constraint | None) -> bool:
         return isinstance(_unlimited(constraint), ThinkThen)
 

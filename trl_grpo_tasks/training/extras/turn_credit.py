@@ -61,10 +61,6 @@ class TurnCreditExtra(Extra):
     switch = "turn_credit"
 
     @classmethod
-    def is_on(cls, args: Any) -> bool:
-        return args.turn_credit is not None
-
-    @classmethod
     def check(cls, args: Any) -> None:
         if not cls.is_on(args):
             return
@@ -77,7 +73,7 @@ class TurnCreditExtra(Extra):
         check_advantages_per_token(args, asked, "leave it out")
 
     @classmethod
-    def check_task(cls, args: Any, task: Task | None) -> None:
+    def check_task(cls, args: Any, task: Task | None, held_out: Any = None) -> None:
         if cls.is_on(args) and not isinstance(task, EnvironmentTask):
             raise ValueError(f"turn_credit={args.turn_credit} needs a task with an environment, whose turns have "
                              "rewards; leave it out")  # fmt: skip
