@@ -87,7 +87,7 @@ def everything(tmp_path_factory):
     row = {
         "prompt": "p", "answer": "4", "schema": SCHEMA, "fields": {"a": 1}, "pattern": "[a-z]+", "tags": ["a", "b"],
         "target_length": 3, "keywords": ["x"], "forbidden": ["y"],
-        "rewards": [name for name in REWARDS if name not in ("tests", "reward_model", "judge", "xml_schema")],
+        "rewards": [name for name in REWARDS if name not in ("tests", "reward_model", "judge")],
     }  # fmt: skip
     task = from_rows(tmp_path_factory.mktemp("everything"), [row])
     return task, only_row(task)
