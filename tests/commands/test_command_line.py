@@ -264,7 +264,7 @@ def test_a_task_of_your_own_can_have_tools(my_task, capsys):
     tools = {"count": count}
 '''
     my_task.write_text(my_task.read_text().replace("    Options = MyOptions\n", "    Options = MyOptions\n" + tool))
-    assert said(capsys, "tool", "my_task.py")[1].splitlines()[2] == "  count   Count words."
+    assert said(capsys, "tool", "my_task.py")[1].splitlines()[2] == "  count  Count words."
     assert said(capsys, "tool", "my_task.py", "count", "a", "b") == (0, "2\n", "")
 
 
