@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.prompt_files import from_rows, only_row
 from trl_grpo_tasks.tasks.prompts.xml_reward import read_xml, xml
 
 
@@ -108,12 +107,3 @@ def test_libxml2_agrees(text):
         with pytest.raises(etree.XMLSyntaxError):
             etree.fromstring(text.strip().encode())
     assert 0 <= answer.value <= 1
-
-
-def test_xml_in_a_task(tmp_path):
-    task = from_rows(tmp_path, [{"prompt": "p", "gold": "<a>1</a>", "rewards": ["xml"]}])
-    row = only_row(task)
-    assert task.score(row, "<a>1</a>").success
-    assert not task.score(row, "<a>1<a>").valid
-    assert task.exports(row, "Well: <a>1</a>")["answer.xml"] == "<a>1</a>\n"
-    assert "answer.xml" not in task.exports(row, "none")
