@@ -261,16 +261,8 @@ class Dice(Box):
         return str(random.random())
 
 
-class Moody(Box):
-    def reset(self, **row):
-        return str(random.random())
-
-
-class Painted(Box):
-    def reset(self, **row):
-        return [{"type": "image"}]
-
-
+Moody = type("Moody", (Box,), {"reset": lambda self, **row: str(random.random())})
+Painted = type("Painted", (Box,), {"reset": lambda self, **row: [{"type": "image"}]})
 MANY = {"box": Box}
 
 

@@ -66,24 +66,6 @@ def test_a_judge_that_cannot_be_asked_is_reported_with_the_row(tmp_path, row, op
         from_rows(tmp_path, [{"prompt": "p", **row}], **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"judge_url": "http://x/v1"}, "--judge_url and --judge_model belong together"),
-        ({"judge_url": "x", "judge_model": "m"}, "--judge_url 'x' is not the base URL"),
-        ({"judge_timeout": float("nan")}, "--judge_timeout nan must be at least"),
-        ({"judge_budget": 1.0}, "--judge_budget needs prices"),
-        ({"judge_budget": 0.0, "judge_price_in": 1.0}, "--judge_budget 0.0 must be above 0"),
-        ({"judge_parameters": "[1]"}, "--judge_parameters '\\[1\\]' must be a JSON object"),
-        ({"judge_parameters": '{"model": "x"}'}, "without model"),
-        ({"judge_parameters": "x"}, "--judge_parameters is not JSON"),
-    ],
-)
-def test_invalid_options_are_reported(options, message):
-    with pytest.raises(ValueError, match=message):
-        make(**options)
-
-
 def test_a_key_in_the_wrong_place_is_not_shown():
     with pytest.raises(ValueError, match="must be the name of an environment variable") as error:
         make(**JUDGE, judge_key_variable=KEY)

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.support.prompt_files import SCHEMA, from_rows, make, only_row
+from tests.support.prompt_files import SCHEMA, from_rows, only_row
 from trl_grpo_tasks.tasks.prompts import reward
 from trl_grpo_tasks.tasks.prompts.verdict import CannotJudgeError
 
@@ -205,8 +205,5 @@ def test_tests_run_in_the_sandbox(tmp_path, code, value):
 
 
 def test_running_code_needs_an_explicit_option(tmp_path):
-    for options in ({"generator": "code"}, {"generator": "mixed"}):
-        with pytest.raises(ValueError, match="--allow_code_execution"):
-            make(**options)
     with pytest.raises(ValueError, match=r"rows.json, row 1: reward 'tests' runs model-written programs; .* --allow"):
         from_rows(tmp_path, [CODE_ROW])

@@ -67,18 +67,6 @@ def test_rows_of_every_kind_have_a_constraint_after_the_thought(tmp_path):
     assert allowed == {"2": {"4", " "}, "J": {"{"}, "f": {*'4{ y"'}}
 
 
-def test_wrong_options_are_refused():
-    check_task(ARITHMETIC)
-    for options, message in [
-        ({"think_tokens": 5}, "needs --think"),
-        ({"think": True, "think_tokens": 0}, "must be at least 1"),
-        ({"think": True, "think_marker": " "}, "other than white space"),
-        ({"think": True, "reward_model": "owner/model"}, "would read the thought"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            make(**options)
-
-
 def test_the_thought_is_folded_away_where_the_answer_is_shown(tmp_path):
     task = from_rows(tmp_path, [OBJECT], think=True, test_fraction=0)
     (row,) = task.dataset("train", None, 0)
