@@ -172,7 +172,7 @@ def test_mistakes_are_reported(spec, options, words):
         get_task(f"reasoning_gym:{spec}", options)
 
 
-ATTACKS = ["open('{}', 'w')", "exec(chr(49))", "x.__class__", "().real", "test()", "Integral(x, x)"]
+ATTACKS = ["open('{}', 'w')", "exec(chr(49))", "x.__class__", "().real", "x.n()", "test()", "Integral(x, x)"]
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

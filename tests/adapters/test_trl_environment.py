@@ -6,6 +6,7 @@ import inspect
 import itertools
 import json
 import random
+import threading
 
 import pytest
 
@@ -28,6 +29,7 @@ class Box:
 
     def __init__(self):
         Box.made += 1
+        self.lock = threading.Lock()  # a task is copied without its instances
 
     def reset(self, number, prompt, **row):
         assert "asked" not in row and "Tools" not in str(prompt) and "tool_call" not in str(prompt)
