@@ -40,19 +40,17 @@ def module_of(task):
 @pytest.mark.parametrize("file", exhaustive_but([WORDLE, BRICKS], FILES))
 def test_every_known_answer_succeeds_and_every_known_mistake_fails(file):
     task = small(file)
-    rows = [*task.dataset("train", 40, 1), *task.dataset("test", 20, 1)]
-    for row in rows:
-        score = task.score(row, task.gold(row))
-        assert score.success and score.total > task.score(row, task.bad(row)).total, row
-        assert not task.score(row, task.bad(row)).success
+    for row in (*task.dataset("train", 20, 1), *task.dataset("test", 10, 1)):
+        good, bad = (task.score(row, text) for text in (task.gold(row), task.bad(row)))
+        assert good.success and not bad.success and good.total > bad.total, row
 
 
-@pytest.mark.parametrize("letters", [3, 4, 5])
-def test_words_differ_and_the_solver_finds_each_of_them_within_the_turns(letters):
-    task = get_task(WORDLE, {"letters": letters, "turns": 4 if letters == 3 else 5})
+@pytest.mark.parametrize(("letters", "turns"), [(3, 4), (5, 5)])
+def test_words_differ_and_the_solver_finds_each_of_them_within_the_turns(letters, turns):
+    task = get_task(WORDLE, {"letters": letters, "turns": turns})
     assert len(set(task.words)) == len(task.words) >= 50
     assert all(len(word) == letters and word.isascii() and word.islower() for word in task.words)
-    for row in task.dataset("test", 40, 2):
+    for row in task.dataset("test", 20, 2):
         assert task.score(row, task.gold(row)).success
 
 
@@ -156,7 +154,7 @@ def test_any_text_is_answered(file, actions):
         task.render(row, task.conversation(row, actions))
 
 
-@pytest.mark.parametrize("file", exhaustive_but([WORDLE, BRICKS], FILES))
+@pytest.mark.parametrize("file", exhaustive_but([WORDLE], FILES))
 def test_the_tiny_model_trains(file, tmp_path, capsys):
     words = {"out": tmp_path, "cold_start_steps": 2, "max_steps": 2, "eval_rows": 1, "samples": 1, "train_rows": 16,
              "per_device_train_batch_size": 8, "num_generations": 4, "reward_workers": 0, "use_cpu": "true",

@@ -49,8 +49,6 @@ _OTHERWISE = {
     "schema": "0.5 with other text around it, otherwise 0",
     "fields": "the share of values that are right; half of that with other text around the JSON",
     "xml": "0.5 with other text around it; less for a broken document, by how far it parses",
-    "xml_schema": "half of the share of elements without an error; half of that with other text around the XML; 0 if "
-    "it is not well-formed",
     "regex": "0",
     "tags": "half of the share of well-written tags; 0.5 if the order is wrong or there is text outside",
     "length": "falls linearly to 0 at no words or at twice the target",
@@ -85,8 +83,6 @@ _COLUMNS = {
     "tests": ("list of Python statements that raise on failure, such as `assert f(2) == 4`", "`tests`"),
     "schema": ("JSON schema, as an object or as text", "`schema`, the constraint"),
     "fields": ("the expected values of a JSON object", "`fields`"),
-    "xml_schema": ("text of an XSD or RELAX NG schema that refers to no other file; needs the extra `xml`",
-                   "`xml_schema`"),
     "pattern": ("regular expression for the whole answer", "`regex`, the constraint"),
     "tags": ('tag names in order, such as `["think", "answer"]`', "`tags`"),
     "target_length": ("number of words; `--target_length` sets it for all rows", "`length`"),

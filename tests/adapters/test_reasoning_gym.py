@@ -39,7 +39,8 @@ def test_every_data_set(name):
     task = get_task(f"reasoning_gym:{name}")
     train, test = (task.dataset(split, 3, 0) for split in ("train", "test"))
     assert len(train) == len(test) == 3 and not set(questions(train)) & set(questions(test))
-    assert get_task(f"reasoning_gym:{name}").dataset("train", 3, 0) == train
+    if name not in UNSTABLE:  # those: the test of the hash seed
+        assert get_task(f"reasoning_gym:{name}").dataset("train", 3, 0) == train
     for row in (*train, *test):
         assert not task.score(row, task.bad(row)).success
         if name in WITHOUT_ANSWERS:
@@ -64,14 +65,13 @@ def test_questions_and_scores_are_those_of_the_library():
             assert task.score(row, f"because <answer> {answer} </answer>").info["answer"] == answer
 
 
-@pytest.mark.parametrize(
-    "names", exhaustive_but([["leg_counting"]], [["leg_counting"], [*UNSTABLE]]), ids=["stable", "unstable"]
-)
-def test_rows_do_not_depend_on_the_hash_seed(names):
-    program = f"""
+@pytest.mark.exhaustive
+def test_rows_do_not_depend_on_the_hash_seed():
+    """One that draws from the global generator, and one that iterates over a set."""
+    program = """
 from trl_grpo_tasks import get_task
-for name in {names}:
-    print(get_task(f"reasoning_gym:{{name}}").dataset("test", 3, 1))
+for name in ["list_functions", "ransom_note"]:
+    print(get_task(f"reasoning_gym:{name}").dataset("test", 3, 1))
 """
     made = {
         subprocess.run(
@@ -102,11 +102,8 @@ def test_mixture_with_levels_keeps_the_contract():
     assert [row["data_set"] for row in rows[:4]] == ["chain_sum", "leg_counting"] * 2
     assert [row["level"] for row in rows] == [level for level in "012" for _ in range(2)] * 2
     assert task.levels == ["0", "1", "2"]
-
-
-def test_levels_become_harder():
-    rows = get_task("reasoning_gym:chain_sum", {"gym_levels": 5}).dataset("train", 5, 0)
-    assert sorted(questions(rows), key=len) == questions(rows)
+    sums = questions(rows[:6:2])
+    assert sorted(sums, key=len) == sums, "levels become harder"
 
 
 # A question of the hardest level takes seconds; of sokoban, also one of the easiest.
@@ -135,11 +132,8 @@ def test_a_known_answer_is_never_too_long():
     assert "characters, more than" in task.score(rows[0], "1" * 100_000).reason
 
 
-def test_levels_that_the_library_refuses_are_left_out():
+def test_levels_that_the_library_refuses_or_that_have_no_questions_are_left_out():
     assert [len(levels_of(name)) for name in ("chain_sum", "caesar_cipher", "acre")] == [11, 2, 0]
-
-
-def test_levels_without_questions_are_left_out():
     for name, count in USABLE_LEVELS.items():
         assert len(levels_of(name)) == count
         with pytest.raises(ValueError, match=f"from 0 to {count}"):
@@ -178,14 +172,21 @@ def test_mistakes_are_reported(spec, options, words):
         get_task(f"reasoning_gym:{spec}", options)
 
 
-@pytest.mark.parametrize("name", expressions.PARSED)
-@pytest.mark.parametrize(
-    "attack", ["open('{}', 'w')", "exec(chr(49))", "x.__class__", "().real", "test()", "Integral(x, x)"]
-)
-def test_expressions_that_run_code_are_refused(name, attack, tmp_path):
-    task, row = task_and_row(name)
+ATTACKS = ["open('{}', 'w')", "exec(chr(49))", "x.__class__", "().real", "x.n()", "test()", "Integral(x, x)"]
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_expressions_that_run_code_are_refused(attack, tmp_path):
+    assert all(expressions.unsafe_reason(name, attack) for name in expressions.PARSED)
+    assert not expressions.unsafe_reason("dice", attack), "its scorer parses no expression"
+    task, row = task_and_row("simple_integration")
     score = task.score(row, attack.format(tmp_path / "made"))
     assert not score.valid and "the answer" in score.reason and not list(tmp_path.iterdir())
+
+
+def test_ordinary_expressions_are_allowed():
+    for text in ("(3 + 4)*2/1.5", "x**2/2 + C", "2*sin(3*x) - exp(y)", ""):
+        assert not expressions.unsafe_reason("simple_integration", text)
 
 
 @pytest.mark.parametrize("module", expressions.EVALUATED)
@@ -197,8 +198,8 @@ def test_scorers_that_evaluate_answers_read_literals_only(module, tmp_path):
     assert theirs.score_answer("[1, 2]", theirs[row["index"]]) == task.score(row, "[1, 2]").total
 
 
-@settings(max_examples=200)
-@given(st.text(max_size=80), st.sampled_from(["puzzle24", "simple_integration", "prime_factorization", "dice"]))
+@settings(max_examples=50)
+@given(st.text(max_size=80), st.sampled_from(["simple_integration", "dice"]))
 def test_any_text_gets_a_score(text, name):
     task, row = task_and_row(name)
     score = task.score(row, text)

@@ -6,6 +6,7 @@ import inspect
 import itertools
 import json
 import random
+import threading
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.support.walks import allows
 from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.constraints.turns import split_turns
 from trl_grpo_tasks.registry import get_task
-from trl_grpo_tasks.rewards.executor import RewardExecutor
+from trl_grpo_tasks.rewards.worker import TaskRecipe
 from trl_grpo_tasks.task import NoAnswerError
 
 HERE = f"trl_env:{__name__}"
@@ -28,6 +29,7 @@ class Box:
 
     def __init__(self):
         Box.made += 1
+        self.lock = threading.Lock()  # a task is copied without its instances
 
     def reset(self, number, prompt, **row):
         assert "asked" not in row and "Tools" not in str(prompt) and "tool_call" not in str(prompt)
@@ -133,16 +135,15 @@ def test_prompts_say_what_reset_says_and_which_tools_there_are(make):
     assert schemas[0]["parameters"]["properties"] == {"number": {"type": "integer", "description": "The guess."}}
 
 
-def test_the_contract_is_kept_and_workers_agree(make):
+def test_the_contract_is_kept_and_copies_agree(make):
     task = make("Box", success_at=-0.5)
     check_task(task)
     row = rows_of(task)[0]
     texts = [task.conversation(row, [action, "done"]) for action in ACTIONS]
-    with RewardExecutor(task, 1, 120) as executor:
-        outcomes = executor.submit([json.dumps(row)] * len(texts), texts).result()
-    assert [outcome.score for outcome in outcomes] == [task.score(row, text) for text in texts]
     copied = copy.deepcopy(task)
-    assert copied.score(row, texts[0]) == task.score(row, texts[0]) and not set(copied.idle) & set(task.idle)
+    for other in (copied, TaskRecipe.of(task).build()):  # the second is what a worker has
+        assert [other.score(row, text) for text in texts] == [task.score(row, text) for text in texts]
+    assert not set(copied.idle) & set(task.idle)
 
 
 def test_turns_are_calls_that_fit_the_methods(make):
@@ -262,16 +263,8 @@ class Dice(Box):
         return str(random.random())
 
 
-class Moody(Box):
-    def reset(self, **row):
-        return str(random.random())
-
-
-class Painted(Box):
-    def reset(self, **row):
-        return [{"type": "image"}]
-
-
+Moody = type("Moody", (Box,), {"reset": lambda self, **row: str(random.random())})
+Painted = type("Painted", (Box,), {"reset": lambda self, **row: [{"type": "image"}]})
 MANY = {"box": Box}
 
 

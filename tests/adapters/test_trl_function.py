@@ -92,19 +92,6 @@ def test_rewards_are_those_of_the_function(make, spec):
     assert all(score.reason for score in scores if not score.success)
 
 
-def test_accuracy_of_trl(make):
-    pytest.importorskip("math_verify", reason="TRL's accuracy_reward needs math_verify")
-    from trl.rewards import accuracy_reward
-
-    answers = [r"\boxed{\frac{1}{3}}", r"\boxed{\frac{2}{6}}", r"\boxed{0.5}", "I do not know."]
-    solutions = [r"\frac{1}{3}", r"\frac{1}{2}", "no formula at all"]
-    task = make("trl:trl.rewards:accuracy_reward", [CHATS[n] | {"solution": text} for n, text in enumerate(solutions)])
-    for row in rows_of(task):
-        expected = accuracy_reward(as_chats(answers), [row["solution"]] * len(answers))
-        scores = [task.score(row, text) for text in answers]
-        assert [None if score is None else score.total for score in scores] == expected
-
-
 def test_columns_reach_the_function_as_in_trl(make):
     rows = [{"prompt": "a", "answer": "x"}, {"prompt": "b", "answer": "y", "split_by": None}]
     task = make("exact", rows, test_fraction=0)
@@ -129,12 +116,9 @@ def test_an_async_function_keeps_its_loop(make):
     assert asyncio.run(in_a_notebook()) == 4.0
 
 
-def test_functions_get_only_what_they_take(make):
+def test_functions_get_only_what_they_take_and_none_is_not_a_score(make):
     task = make("only_completions", [{"prompt": "a", "extra": 1}, "b"])
     assert task.score(rows_of(task)[0], "x").success
-
-
-def test_none_is_not_a_score(make):
     task = make("unscored", ["a", "b"])
     assert task.score(rows_of(task)[0], "none") is None and task.score(rows_of(task)[0], "").total == 0
 
@@ -153,22 +137,17 @@ def test_errors_of_the_function_are_reasons(make, spec, message):
 # ---- data
 
 
-def test_rows_are_split_by_their_prompts(make):
-    """Formats of files: tests/tasks/prompts/test_data.py."""
-    rows = [{"prompt": f"p{n}", "answer": f"a{n}"} for n in range(20)]
-    task = make("only_completions", rows)
-    train_rows, test_rows = task.dataset("train", None, 0), task.dataset("test", None, 0)
-    assert (len(train_rows), len(test_rows)) == (18, 2)
-    assert sorted(train_rows + test_rows, key=lambda row: int(row["prompt"][1:])) == rows
-    assert task.dataset("train", 5, 1) == task.dataset("train", 5, 1) != task.dataset("train", 5, 2)
-
-
 def test_a_split_column_decides_and_shared_prompts_are_tested(make):
+    """Formats of files, and their order: tests/tasks/prompts/test_data.py."""
     rows = [{"prompt": prompt, "split": split}
             for prompt, split in (("a", "train"), ("b", "train"), ("b", "test"), ("c", "test"))]  # fmt: skip
     task = make("only_completions", rows)
     assert [row["prompt"] for row in task.dataset("train", None, 0)] == ["a"]
     assert sorted(row["prompt"] for row in task.dataset("test", None, 0)) == ["b", "c"]
+    rows = [{"prompt": f"p{n}"} for n in range(20)]
+    task = make("only_completions", rows)
+    assert sorted(rows_of(task), key=lambda row: int(row["prompt"][1:])) == rows
+    assert len(task.dataset("test", None, 0)) == 2, "by the hash of the prompt"
 
 
 @pytest.mark.parametrize(
@@ -216,21 +195,15 @@ def test_a_function_that_needs_what_is_not_there_is_refused(make):
 
 
 def test_check_says_what_it_cannot_check(make):
-    gold = "<think>a</think>b"
-
-    def checks(task):
+    answered = [row | ({"gold": "<think>a</think>b"} if n < 5 else {}) for n, row in enumerate(CHATS)]
+    always = make("only_completions", ["a", "b"])
+    for task, wanted in (
+        (make(THINK, answered, test_fraction=0.5), "ok  gold answers are valid and succeed (5 of 10 rows have one)"),
+        (make(THINK, answered[:5]), "ok  gold answers are valid and succeed (5 rows)"),
+        (always, "-   bad answers: none is known, so it is not checked that an answer can fail"),
+    ):
         lines = []
         check_task(task, say=lines.append)
-        return lines
-
-    assert "ok  gold answers are valid and succeed (9 rows)" in checks(
-        make(THINK, [r | {"gold": gold} for r in CHATS])
-    )
-    some = make(THINK, [row | ({"gold": gold} if n < 5 else {}) for n, row in enumerate(CHATS)], test_fraction=0.5)
-    assert "ok  gold answers are valid and succeed (5 of 10 rows have one)" in checks(some)
-    always = make("only_completions", ["a", "b"])
-    lines = checks(always)
-    assert "-   gold answers: no row has one, so it is not checked that a success is possible" in lines
-    assert "-   bad answers: none is known, so it is not checked that an answer can fail" in lines
+        assert wanted in lines
     with pytest.raises(NoAnswerError, match="--gold_column"):
         always.gold(rows_of(always)[0])

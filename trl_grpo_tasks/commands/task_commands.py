@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..registry import TASKS, find_task_class
-from ..task import check_choice, nearest
+from ..task import nearest
 from .command_parser import CommandParser, require_task, task_with_options
 from .help_screens import HELP_ALL, HELP_FLAGS, PROGRAM, columns
 from .recipes import describe_recipe, expected_result, recipe_names
@@ -187,29 +187,5 @@ def _lines_of(path: str) -> Any:
     return nullcontext(sys.stdin) if path == "-" else open(path, encoding="utf-8", errors="replace")
 
 
-def export_task(spec: str, arguments: Sequence[str]) -> int:
-    """Write the task as a package for verifiers, or as a server for OpenEnv."""
-    parser = CommandParser(
-        f"tool {spec} export",
-        "--to LIBRARY [--out FOLDER] [--option value ...]",
-        "Write the task for another library, with its options: a package for verifiers, or a server for OpenEnv.",
-        ["trl-grpo-tasks tool prompts export --to verifiers --out my_taskset"],
-        task=spec,
-    )
-    parser.add_argument("--to", required=True, metavar="LIBRARY", help="verifiers or openenv")
-    parser.add_argument("--out", metavar="FOLDER", help="folder of the files (default: TASK_LIBRARY)")
-    known, rest = parser.parse_known(arguments)
-    from .export_task import LIBRARIES
-    from .export_task import export_task as export
-    from .plan import check_writable
-
-    check_choice("to", known.to, LIBRARIES)
-    task = task_with_options(spec, rest)
-    out = known.out or f"{task.name}_{known.to}"
-    check_writable(out, "--out")
-    print(f"{out}: {export(task, known.to, out)}")
-    return 0
-
-
 # Tools that every task has: functions of the task and the words that follow.
-TOOLS_OF_ALL: dict[str, Callable[[str, Sequence[str]], int]] = {"score": score, "export": export_task}
+TOOLS_OF_ALL: dict[str, Callable[[str, Sequence[str]], int]] = {"score": score}

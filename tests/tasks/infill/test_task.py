@@ -52,9 +52,8 @@ def judged(corpus, judges_path, tmp_path_factory):
     """A task whose judge was made by the command. That which is only logged is untrained."""
     folder = tmp_path_factory.mktemp("judges")
     options = SMALL | {"corpus": corpus, "judge_steps": 150, "judges_folder": str(folder)}
-    flags = [word for name in ("corpus", "judge_steps", "text_length", "judge_width")
-             for word in (f"--{name}", str(options[name]))]  # fmt: skip
-    assert command(["tool", "infill", "prepare-judge", "--output_dir", str(folder / "a"), *flags]) == 0
+    flags = {name: options[name] for name in ("corpus", "judge_steps", "text_length", "judge_width")}
+    assert command(["tool", "infill", "prepare-judge", *words_of(flags | {"output_dir": folder / "a"})]) == 0
     judges = {"judge": str(folder / "a"), "held_out_judge": str(judges_path / "held_out")}
     return get_task("infill", options | judges)
 
@@ -62,7 +61,7 @@ def judged(corpus, judges_path, tmp_path_factory):
 # ---- gaps
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     text=st.text(alphabet="ab c.", min_size=1, max_size=60).map(data.clean).filter(bool),
     schedule=st.sampled_from(list(masking.SCHEDULES)),
@@ -96,7 +95,7 @@ def test_schedules_choose_about_the_requested_number_of_places(text, schedule, r
 def test_fills_round_trip(text, chosen, policy, letters):
     """Fills round-trip, also with everything or the ends masked; the oracle fills the places one by one."""
     places = sorted({place % len(text) for place in chosen})
-    row = {"pieces": text, "places": places, "policy": policy, "slack": 0}
+    row = {"pieces": text, "places": places, "policy": policy}
     oracle = "".join(letters[places.index(i)] if i in places else c for i, c in enumerate(text))
     found = ["".join(oracle[place] for place in run) for run in masking.runs(places)]
     assert fills.read(row, fills.write(row, found)) == (found, "")
@@ -124,37 +123,33 @@ def test_the_built_in_corpus_is_small_and_names_its_source():
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
-    [("", "no passage"), ("x\n\ny", "no passage"), ("a single passage, no more", "single passage")],
-)
-def test_a_file_with_too_little_text_is_reported(tmp_path, content, words):
-    (tmp_path / "text.txt").write_text(content)
-    with pytest.raises(ValueError, match=words):
-        get_task("infill", {"corpus": str(tmp_path / "text.txt")})
-
-
-@pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"corpus": ""}, "no passage"),
+        ({"corpus": "x\n\ny"}, "no passage"),
+        ({"corpus": "a single passage, no more"}, "single passage"),
         ({"corpus": "/no/such/file.txt"}, "--corpus /no/such/file.txt: folder ./no. does not exist"),
         ({"corpus": "no such text"}, "neither a text file nor a Hub data set"),
         ({"policy": "diffusion"}, "choose from: causal, masked"),
         ({"masking": ["word"]}, r"did you mean 'words'\?"),
         ({"mask_ratios": [1.5]}, "at most 1"),
+        ({"span_lengths": [3]}, "must be two numbers, the shortest and the longest"),
+        ({"span_lengths": [0, 2]}, "must be two numbers"),
+        ({"span_lengths": [4, 2]}, "must be two numbers"),
         ({"tiny_width": 18, "tiny_heads": 3, "judge_width": 20}, "--judge_width 20 must be a multiple of 8"),
         ({"tiny_heads": 0}, "--tiny_heads 0 must be at least 1"),
-        ({"gap_slack": 2}, "requires --policy causal"),
         ({"policy": "causal", "tokens_of": "bert"}, "requires --policy masked"),
     ],
 )
-def test_invalid_options_are_reported(options, words):
+def test_invalid_options_and_texts_are_reported(tmp_path, options, words):
+    if "passage" in words:
+        (tmp_path / "text.txt").write_text(options["corpus"])
+        options = {"corpus": str(tmp_path / "text.txt")}
     with pytest.raises(ValueError, match=words):
         get_task("infill", options)
 
 
-@pytest.mark.parametrize(
-    "options", [{"policy": "causal"}, {"policy": "causal", "gap_slack": 2}, {"mask_ratios": [1.0]}]
-)
+@pytest.mark.parametrize("options", [{"policy": "causal"}, {"mask_ratios": [1.0]}])
 def test_every_variant_keeps_the_contract(options):
     check_task(get_task("infill", options))
 
@@ -187,22 +182,21 @@ def test_a_users_text_needs_a_gap():
 # ---- the causal policy
 
 
-@pytest.mark.parametrize("slack", [0, 1])
-def test_the_constraint_gives_each_gap_its_length(slack):
-    """Random completions under the constraint are valid and reach all allowed lengths (oracle: Python's `re`)."""
-    task = get_task("infill", {"policy": "causal", "gap_slack": slack})
+def test_the_constraint_gives_each_gap_its_length():
+    """Random completions under the constraint are valid (oracle: Python's `re`)."""
+    task = get_task("infill", {"policy": "causal"})
     tokenizer = make_tokenizer([*"abc ", "ab", "\n"], 64)
     constraint = task.constraint(tokenizer)
     row = task._with_prompt({"pieces": "ab cab", "places": [0, 1, 4], "level": "0.1", "schedule": "x"})
-    oracle = re.compile(r"[^\n]{2}\n[^\n]{1}" if not slack else r"[^\n]{1,3}\n[^\n]{1,2}")
+    assert row["prompt"][0]["content"].endswith("\n__ c_b")
     rng, seen = random.Random(0), set()
-    for _ in range(100):
+    for _ in range(50):
         text = tokenizer.decode(random_tokens(constraint, row, rng), skip_special_tokens=True)
-        assert oracle.fullmatch(text) and task.score(row, text).valid, text
-        seen.add(tuple(len(line) for line in text.split("\n")))
-    assert seen == ({(2, 1)} if not slack else {(a, b) for a in (1, 2, 3) for b in (1, 2)})
-    assert not task.score(row, "ab\nab\nb").valid and "fills for 2 gaps" in task.score(row, "abc").reason
-    assert "___" not in row["prompt"][0]["content"] or slack == 0
+        assert re.fullmatch(r"[^\n]{2}\n[^\n]{1}", text) and task.score(row, text).valid, text
+        seen.add(text)
+    assert len(seen) > 10
+    assert "fills for 2 gaps" in task.score(row, "abc").reason
+    assert task.score(row, "ab\nab").reason == "fill 2 has 2 characters; its gap needs 1"
 
 
 # ---- judges
@@ -242,54 +236,47 @@ def test_an_evaluation_loads_each_judge_once(judged, encoder_path, monkeypatch):
     assert all(sample.score["components"].keys() >= {"judge", "held_out"} for sample in done.samples)
 
 
-def test_eval_finds_a_model_of_the_wrong_kind_first(judged, tiny_path, tmp_path, capsys):
-    given = {"judge": judged.options.judge, "held_out_judge": judged.options.held_out_judge, "text_length": 16}
-    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-    words += ["--corpus", judged.options.corpus, "--output_dir", str(tmp_path / "out"), "--use_cpu", "true"]
-    assert command(["eval", "--task", "infill", "--model_name_or_path", tiny_path, *words]) == 2
-    assert "the task needs a masked language model" in capsys.readouterr().err
-
-
-def test_a_judge_no_better_than_chance_is_not_saved(tmp_path, capsys, monkeypatch):
+def test_a_judge_no_better_than_chance_is_not_saved(tmp_path, monkeypatch):
     # One passage to train on and one to test on, which is not corrupted: the judge says the same of all tested texts.
     (tmp_path / "corpus.txt").write_text("the cat sat down\n\nthe dog got away")
     monkeypatch.setattr(classifiers.Corruption, "spoil", lambda self, text, rng: text)
-    flags = ["--corpus", str(tmp_path / "corpus.txt"), "--text_length", "16"]
-    flags += ["--judge_steps", "5", "--judge_width", "16"]
-    assert command(["tool", "infill", "prepare-judge", "--output_dir", str(tmp_path / "judge"), *flags]) == 2
-    said = capsys.readouterr()
-    assert "judge: 50.0% of 1024 held-out texts" in said.out and "it was not saved" in said.err
-    assert not (tmp_path / "judge" / "config.json").exists()
+    task, said = get_task("infill", SMALL | {"corpus": str(tmp_path / "corpus.txt"), "judge_steps": 5}), []
+    with pytest.raises(ValueError, match=r"50\.0% of held-out texts .*: it was not saved"):
+        task.train_judge(tmp_path / "judge", False, JUDGE_SEED, said.append)
+    assert "judge: 50.0% of 1024 held-out texts" in said[-1] and not (tmp_path / "judge").exists()
 
 
-def test_a_judge_never_overwrites_another_folder(judged, corpus, tmp_path, capsys):
-    def prepare(folder, *flags):
-        words = ["--output_dir", str(folder), "--corpus", corpus, "--text_length", "16", *flags]
-        code = command(["tool", "infill", "prepare-judge", *words])
-        return code, capsys.readouterr().err
-
-    made = Path(judged.options.judge)
+def test_a_judge_is_kept_and_never_overwrites_another_folder(judged, corpus, tmp_path, capsys, monkeypatch):
+    made, said = Path(judged.options.judge), []
     before = {path.name: path.read_bytes() for path in made.iterdir()}
-    code, said = prepare(made, "--judge_width", "16", "--judge_steps", "151")
-    assert code == 2 and "trained with other settings (steps 150, not 151)" in said and "--output_dir" in said
-    code, said = prepare(made, "--judge_width", "16", "--judge_steps", "150", "--held_out")
-    assert code == 2 and "trained with other settings (held_out False, not True, seed" in said
-    assert {path.name: path.read_bytes() for path in made.iterdir()} == before
     (tmp_path / "diary.txt").write_text("dear diary")
-    code, said = prepare(tmp_path, "--judge_steps", "2")
-    assert code == 2 and "is not empty and not a judge" in said
-    assert (tmp_path / "diary.txt").read_text() == "dear diary"
+    judged.train_judge(made, False, JUDGE_SEED, said.append)
+    assert not said, "it was trained again"
+    other = get_task("infill", vars(judged.options) | {"judge_steps": 151})
+    for task, folder, words in (
+        (other, made, r"trained with other settings \(steps 150, not 151\)"),
+        (judged, tmp_path, "is not empty and not a judge"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            task.train_judge(folder, False, JUDGE_SEED, said.append)
+    flags = ["--output_dir", str(made), "--corpus", corpus, "--text_length", "16", "--judge_width", "16"]
+    assert command(["tool", "infill", "prepare-judge", *flags, "--judge_steps", "150", "--held_out"]) == 2
+    err = capsys.readouterr().err
+    assert "trained with other settings (held_out False, not True, seed" in err and "--output_dir" in err
+    assert {path.name: path.read_bytes() for path in made.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["diary.txt"]
 
 
-@pytest.mark.exhaustive
-def test_the_judges_of_a_run_do_not_depend_on_its_seed(corpus, tmp_path):
-    folder, said = tmp_path / "judges", []
-    task = get_task("infill", SMALL | {"corpus": corpus, "judge_steps": 150, "judges_folder": str(folder)})
+def test_the_judges_of_a_run_do_not_depend_on_its_seed(corpus, tmp_path, monkeypatch):
+    trained = []
+    monkeypatch.setattr(classifiers, "train_judge", lambda *given, say, **settings: trained.append((given, settings)))
+    task = get_task("infill", SMALL | {"corpus": corpus, "judges_folder": str(tmp_path)})
     task.prepare(0)
-    weights = (folder / "judge" / "model.safetensors").read_bytes()
-    task.prepare(1, said.append)
-    assert not said and (folder / "judge" / "model.safetensors").read_bytes() == weights
-    assert sorted(path.name for path in folder.iterdir()) == ["held_out", "judge"]
+    task.prepare(1)
+    (one, two), again = trained[:2], trained[2:]
+    assert again == [one, two] and [given[0] for given, _ in (one, two)] == [tmp_path / "judge", tmp_path / "held_out"]
+    assert not {*one[0][1]} & {*two[0][1]}, "the judges share passages"
+    assert one[1]["seed"] != two[1]["seed"]
 
 
 @pytest.mark.exhaustive
@@ -356,35 +343,24 @@ def encoder_path(judged, tmp_path_factory):
     return str(folder)
 
 
-@pytest.mark.exhaustive
-def test_the_embedded_encoder_is_trained_by_the_judge_alone(judged, encoder_path, tmp_path):
-    options = {"max_steps": 40, "num_generations": 32, "per_device_train_batch_size": 256, "learning_rate": 1e-2}
-    trainer = infill_trainer(judged, encoder_path, tmp_path, **options)
+def test_the_encoder_is_trained_by_the_frozen_judge_and_by_components_that_are_weighted(
+    judged, encoder_path, tmp_path
+):
+    weights = {"component_weights": {"restored": 2.0}}
+    trainer = infill_trainer(judged, encoder_path, tmp_path, max_steps=2, per_device_train_batch_size=64, **weights)
     judge = trainer.rewarding.rewards.executor.frozen_judges["judge"]
     judge.judge(["to load it"])
     before = {name: p.clone() for name, p in judge._model.named_parameters()}
     trainer.train()
     logs = [line for line in trainer.state.log_history if "reward" in line]
-    # Means over whole epochs of 4 steps: at a learning rate of 0 they differ by less than 0.01, at this one by 0.05.
-    rewards = [line["reward"] for line in logs]
-    assert fmean(rewards[-20:]) > fmean(rewards[:4]) + 0.03
-    assert all(line["reward"] == pytest.approx(line["rewards/judge/mean"], abs=1e-6) for line in logs)
-    assert all({"rewards/held_out/mean", "rewards/agreement/mean", "reward_std"} <= line.keys() for line in logs)
-    assert {"pg_loss", "kl_penalty", "advantage_mean", "logp_mean"} <= logs[0].keys()
-    assert all(p.equal(before[name]) for name, p in judge._model.named_parameters()), "the judge was trained"
-    trained = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
-    assert not trained & {id(p) for p in judge._model.parameters()}
-
-
-def test_restored_gaps_can_be_rewarded_beside_the_judge(judged, encoder_path, tmp_path):
-    weights = {"component_weights": {"restored": 2.0}}
-    trainer = infill_trainer(judged, encoder_path, tmp_path, max_steps=2, per_device_train_batch_size=64, **weights)
-    trainer.train()
-    logs = [line for line in trainer.state.log_history if "reward" in line]
     for line in logs:
         parts = line["rewards/judge/mean"] + 2 * line["rewards/restored/mean"]
         assert line["reward"] == pytest.approx(parts, abs=1e-5)
+        assert {"rewards/held_out/mean", "rewards/agreement/mean", "reward_std", "pg_loss", "kl_penalty"} <= {*line}
     assert any(line["rewards/restored/mean"] > 0 for line in logs), "nothing to reward"
+    assert all(p.equal(before[name]) for name, p in judge._model.named_parameters()), "the judge was trained"
+    trained = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
+    assert not trained & {id(p) for p in judge._model.parameters()}
 
 
 # ---- judges from .pt files
@@ -424,43 +400,38 @@ def test_resuming_with_a_judge_is_bit_for_bit_the_same(judged, encoder_path, tmp
     assert len(list(resumed(make, tmp_path, (2,)))) == 1
 
 
+def words_of(flags):
+    return [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
+
+
 RUN = {"train_rows": 64, "eval_rows": 4, "samples": 2, "cold_start_steps": 3, "cold_start_batch_size": 8,
        "num_generations": 4, "per_device_train_batch_size": 8, "max_steps": 2, "reward_workers": 0,
        "logging_steps": 1, "use_cpu": "true", "report_to": "none"}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("policy", "lora"), exhaustive_but([("masked", True)], [("masked", False), ("masked", True), ("causal", False)])
-)
-def test_a_complete_run(judged, tmp_path, policy, lora, capsys):
+@pytest.mark.parametrize("policy", exhaustive_but(["masked"], ["masked", "causal"]))
+def test_a_complete_run(judged, tmp_path, policy):
+    """A masked model is trained with LoRA, a causal one as a whole; the model of the run then answers a request."""
     options = judged.options
     flags = {**RUN, **SMALL, "task": "infill", "output_dir": tmp_path / "run", "corpus": options.corpus,
              "judge": options.judge, "held_out_judge": options.held_out_judge, "policy": policy,
              "constrain": policy == "causal"}  # fmt: skip
-    if lora:
+    if policy == "masked":
         flags |= {"use_peft": True, "lora_target_modules": "all-linear", "beta": 0.1, "learning_rate": 1e-2}
-    assert command(["train", *(str(word) for name, value in flags.items() for word in (f"--{name}", value))]) == 0
+    assert command(["train", *words_of(flags)]) == 0
     results = json.loads((tmp_path / "run" / "results.json").read_text())["evaluations"]
     assert [evaluation["name"] for evaluation in results] == ["cold start", "GRPO"]
-    for evaluation in results:
-        metrics = evaluation["metrics"]
+    for metrics in (evaluation["metrics"] for evaluation in results):
         assert metrics["valid"] == 1 and 0 < metrics["judge"] < 1 and 0 < metrics["held_out"] < 1
         assert metrics["reward"] == pytest.approx(metrics["judge"])
-    if lora:
+    if policy == "masked":
         folders = (tmp_path / "run" / "cold_start", tmp_path / "run")
         cold, end = (load_file(folder / "adapter_model.safetensors") for folder in folders)
         assert cold.keys() == end.keys() and any(not end[name].equal(value) for name, value in cold.items())
-    report = (tmp_path / "run" / "report.html").read_text()
-    assert "title='judge" in report
-    chosen = ["--corpus", options.corpus, "--judge", options.judge, "--held_out_judge", options.held_out_judge]
-    chosen += ["--text_length", "16", "--policy", policy]
-    asked = ["--text", "the r__ cat", "--samples", "2", "--all", "--out", str(tmp_path / "made")]
-    model = str(tmp_path / "run")
-    assert command(["solve", model, "--task", "infill", *asked, *chosen]) == 0
-    assert (tmp_path / "made" / "sample_2.png").read_bytes().startswith(b"\x89PNG")
-    capsys.readouterr()
-    asked = ["--text", "the r__ cat", "--samples", "9", "--out", str(tmp_path / "solved")]
-    status = command(["solve", model, "--task", "infill", *asked, *chosen])
+    assert "title='judge" in (tmp_path / "run" / "report.html").read_text()
+    asked = {name: flags[name] for name in ("task", "corpus", "judge", "held_out_judge", "text_length", "policy")}
+    asked |= {"text": "the r__ cat", "samples": 9, "out": tmp_path / "solved"}
+    status = command(["solve", str(tmp_path / "run"), *words_of(asked)])
     lines = (tmp_path / "solved" / "answers.jsonl").read_text().splitlines()
     answers = [json.loads(line) for line in lines]
     scores = [answer["score"] for answer in answers]
@@ -468,22 +439,21 @@ def test_a_complete_run(judged, tmp_path, policy, lora, capsys):
     assert all(answer["success"] == (answer["score"] >= 0.5) for answer in answers), "the judge decides"
 
 
-def test_the_cold_start_learns_gold_fills(judged, tmp_path):
-    options = {**vars(judged.options), "mask_ratios": [0.1], "tiny_width": 48, "tiny_layers": 2}
-    task, untrained = get_task("infill", options), str(tmp_path / "untrained")
+def test_the_cold_start_learns_gold_fills(judges_path, corpus, tmp_path):
+    judges = {"judge": str(judges_path / "judge"), "held_out_judge": str(judges_path / "held_out")}
+    task = get_task("infill", SMALL | judges | {"corpus": corpus, "mask_ratios": [0.1], "tiny_width": 32})
+    untrained = str(tmp_path / "untrained")
     save_tiny(task.tiny(), untrained, seed=1)
-    rows, tokenizer = task.dataset("train", 1024, 0), load_tokenizer(untrained)
+    rows, tokenizer = task.dataset("train", 16, 0), load_tokenizer(untrained)
     settings = {"bf16": False, "use_cpu": True, "gradient_checkpointing": False, "dataloader_pin_memory": False}
-    sizes = {"steps": 120, "batch_size": 32, "learning_rate": 5e-3, "seed": 1}
+    sizes = {"steps": 60, "batch_size": 16, "learning_rate": 1e-2, "seed": 1}
     trained = cold_start(untrained, task, rows, tmp_path / "cold", tokenizer=tokenizer, **sizes, **settings)
     shares = []
     for path in (untrained, trained):
-        with RewardExecutor(task) as executor:
+        with RewardExecutor(task, 0) as executor:
             model, asked = load_model(path, policy="masked"), {"num_samples": 1, "temperature": 0}
-            shares.append(evaluate("x", model, tokenizer, task, rows[:64], executor=executor, **asked).metrics)
-    assert shares[1]["agreement"] > shares[0]["agreement"] + 0.3
-    # The judge's score is a component, and the total is the weighted sum.
-    assert shares[1]["reward"] == pytest.approx(shares[1]["judge"]) and shares[1]["judge"] > shares[0]["judge"]
+            shares.append(evaluate("x", model, tokenizer, task, rows, executor=executor, **asked).metrics["agreement"])
+    assert shares[1] > shares[0] + 0.3
 
 
 def test_a_judge_with_one_output_uses_its_sigmoid(judged, tmp_path):

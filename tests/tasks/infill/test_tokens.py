@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.encoders import FAMILIES, save_encoder
+from tests.support.exhaustive import exhaustive_but
 from tests.support.training import config
 from trl_grpo_tasks import TaskGRPOTrainer
 from trl_grpo_tasks.commands.check import check_task
@@ -16,7 +17,7 @@ from trl_grpo_tasks.tasks.infill import data, fills, masking
 CORPUS = [*data.read_passages(None, "text")[:60], "A café, naïve and déjà vu: she understood “nothing” — or did she?"]
 
 
-@pytest.fixture(scope="session", params=FAMILIES)
+@pytest.fixture(scope="session", params=exhaustive_but(["bert", "modernbert", "albert"], FAMILIES))
 def encoder(request, tmp_path_factory, judges_path):
     """The folder of a tiny encoder, and a task with gaps of its tokens."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -79,14 +80,12 @@ def test_greedy_fills_are_the_argmax_of_the_plain_model(encoder):
 
 def test_every_family_can_be_trained(encoder, tmp_path):
     path, task = encoder
-    options = {"max_steps": 2, "beta": 0.1, "train_rows": 16, "fill_steps": 2, "guard": "restored"}
+    options = {"max_steps": 1, "beta": 0.1, "train_rows": 16, "fill_steps": 2, "guard": "restored"}
     trainer = TaskGRPOTrainer(path, args=config(tmp_path, **options), task=task)
     trainer.train()
-    logs = [line for line in trainer.state.log_history if "reward" in line]
-    assert all(line["rewards/valid/mean"] == 1 and line["reward_std"] > 0 for line in logs)
-    assert logs[0]["sampling/logp_difference_max"] < 1e-4
-    trainer.save_model(str(tmp_path / "saved"))
-    assert load_model(str(tmp_path / "saved"), policy="masked").config.fill_steps == 2
+    (line,) = [line for line in trainer.state.log_history if "reward" in line]
+    assert line["rewards/valid/mean"] == 1 and line["reward_std"] > 0
+    assert line["sampling/logp_difference_max"] < 1e-4
 
 
 def test_the_contract_and_the_context_of_every_family(encoder):
@@ -113,7 +112,7 @@ def test_a_users_text_is_split_as_the_model_splits_it(encoder):
         task.row_of("she was here")
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(completion=st.text(max_size=60))
 def test_any_completion_gets_a_score(encoder, completion):
     _, task = encoder
@@ -151,6 +150,3 @@ def test_spans_have_the_given_lengths():
         rows = [row for row in task.dataset("train", 50, 0) if round(ratio * len(row["pieces"])) == length]
         whole = [row["places"] for row in rows if len(masking.runs(row["places"])) == 1]
         assert len(whole) > len(rows) / 2 and all(len(places) == length for places in whole)
-    for lengths in ([3], [0, 2], [4, 2]):
-        with pytest.raises(ValueError, match="must be two numbers, the shortest and the longest"):
-            get_task("infill", {"span_lengths": lengths})

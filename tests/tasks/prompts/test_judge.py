@@ -5,8 +5,7 @@ import json
 import pytest
 
 from tests.support.chat_server import ChatServer
-from tests.support.prompt_files import from_rows, make, only_row, write
-from trl_grpo_tasks.commands import main as cli
+from tests.support.prompt_files import from_rows, make, write
 from trl_grpo_tasks.commands import train
 from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.rewards.executor import RewardExecutor
@@ -27,23 +26,27 @@ def test_rows_choose_the_judge_and_their_rubric(tmp_path):
         {"prompt": "two", "rewards": ["judge"]},
         {"prompt": "three", "answer": "4", "rewards": ["numeric"]},
     ]
+    elsewhere = {"prompt": "p", "rewards": ["judge"], "rubric": 5}
 
     def grade(body):
-        return grades(a=10, b=2) if '"a": x' in body["messages"][0]["content"] else grades(quality=3)
+        return grades(a=10, b=2) if '"a": x' in body["messages"][0]["content"] else grades(style=3)
 
     with ChatServer(grade) as server:
-        options = {"judge_url": server.url, "judge_model": "m", "judge_rubric": "nice?", "test_fraction": 0}
+        options = {"judge_url": server.url, "judge_model": "m", "test_fraction": 0}
+        options["judge_rubric"] = write(tmp_path, "rubric.json", {"criteria": {"style": "nice?"}})
         task = from_rows(tmp_path, rows, judge_cache=str(tmp_path / "c.jsonl"), rewards=["judge=2"], **options)
         by_prompt = {row["prompt"][0]["content"]: row for row in task.dataset("train", None, 0)}
-        chosen = [json.dumps(by_prompt[name]) for name in ("one", "two", "three")]
+        chosen = [json.dumps(row) for row in (*(by_prompt[name] for name in ("one", "two", "three")), elsewhere)]
         with RewardExecutor(task, workers=1) as executor:  # the worker has the judge's options, and asks nothing
-            one, two, three = (outcome.score for outcome in executor.submit(chosen, ["4", "hello", "4"]).result())
+            outcomes = executor.submit(chosen, ["4", "hello", "4", "text"]).result()
+    one, two, three, four = (outcome.score for outcome in outcomes)
     assert task.weights == {"numeric": 1.0, "judge": 2.0}
     assert one.components == {"numeric": 1.0, "judge": pytest.approx(0.5 * (3 * 1 + 0.2) / 4)} and one.success
     assert one.total == pytest.approx(1 + 2 * 0.4)
     assert two.components == {"judge": 0.5} and not two.success
-    assert "no reward of this row checks the answer; judge: so" in two.reason
+    assert "no reward of this row checks the answer; judge: so" in two.reason and two.info["judge"] == {"style": 3.0}
     assert three.components == {"numeric": 1.0} and len(server.requests) == 2
+    assert four is None and "column 'rubric' must be text" in outcomes[3].reason
     (about_one,) = [r["messages"][1]["content"] for r in server.requests if "\none\n" in r["messages"][1]["content"]]
     assert "reference answer" in about_one
 
@@ -63,24 +66,6 @@ def test_a_judge_that_cannot_be_asked_is_reported_with_the_row(tmp_path, row, op
         from_rows(tmp_path, [{"prompt": "p", **row}], **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"judge_url": "http://x/v1"}, "--judge_url and --judge_model belong together"),
-        ({"judge_url": "x", "judge_model": "m"}, "--judge_url 'x' is not the base URL"),
-        ({"judge_timeout": float("nan")}, "--judge_timeout nan must be at least"),
-        ({"judge_budget": 1.0}, "--judge_budget needs prices"),
-        ({"judge_budget": 0.0, "judge_price_in": 1.0}, "--judge_budget 0.0 must be above 0"),
-        ({"judge_parameters": "[1]"}, "--judge_parameters '\\[1\\]' must be a JSON object"),
-        ({"judge_parameters": '{"model": "x"}'}, "without model"),
-        ({"judge_parameters": "x"}, "--judge_parameters is not JSON"),
-    ],
-)
-def test_invalid_options_are_reported(options, message):
-    with pytest.raises(ValueError, match=message):
-        make(**options)
-
-
 def test_a_key_in_the_wrong_place_is_not_shown():
     with pytest.raises(ValueError, match="must be the name of an environment variable") as error:
         make(**JUDGE, judge_key_variable=KEY)
@@ -92,36 +77,12 @@ def test_a_run_folder_cannot_name_the_judge():
     assert PromptsTask.user_options({"judge_url": None}) == []
 
 
-def test_a_rubric_from_a_file(tmp_path):
-    file = write(tmp_path, "rubric.json", RUBRIC)
-    with ChatServer(grades(a=0, b=0)) as server:
-        options = JUDGE | {"judge_url": server.url, "judge_cache": str(tmp_path / "c")}
-        task = from_rows(tmp_path, ["p"], rewards=["judge"], judge_rubric=file, **options)
-        with RewardExecutor(task) as executor:
-            (outcome,) = executor.submit([json.dumps(only_row(task))], ["a"]).result()
-    assert outcome.score.components == {"judge": 0.0} and outcome.score.info["judge"] == {"a": 0.0, "b": 0.0}
-
-
-def test_an_unreachable_judge_is_reported_before_training(tmp_path, capsys):
+def test_an_unreachable_judge_is_reported_before_training(tmp_path):
     with ChatServer("") as server:
         pass
-    file = write(tmp_path, "p.json", [{"prompt": "a"}, {"prompt": "b"}])
-    words = ["prompts", "--prompts_file", file, "--rewards", "judge", "--judge_rubric", "good?", "--use_cpu", "true"]
-    words += ["--judge_url", server.url, "--judge_model", "m", "--output_dir", str(tmp_path / "run")]
-    assert train.main(words) == 2
-    assert "the judge cannot be used: no connection to http://127.0.0.1" in capsys.readouterr().err
-
-
-def test_rows_from_elsewhere_are_judged_too(tmp_path, capsys):
-    lines = [{"row": {"prompt": "p", "rewards": ["judge"], "rubric": RUBRIC}, "completion": "text"},
-             {"row": {"prompt": "p", "rewards": ["judge"], "rubric": 5}, "completion": "text"}]  # fmt: skip
-    file = write(tmp_path, "in.jsonl", "\n".join(map(json.dumps, lines)))
-    with ChatServer(grades(a=10, b=10)) as server:
-        judge = ["--judge_url", server.url, "--judge_model", "m", "--judge_cache", str(tmp_path / "c")]
-        assert cli.main(["tool", "prompts", "score", "--input", file, *judge]) == 0
-    first, second = map(json.loads, capsys.readouterr().out.splitlines())
-    assert (first["components"], first["total"]) == ({"judge": 1.0}, 1.0)
-    assert second["total"] is None and "column 'rubric' must be text" in second["reason"]
+    task = from_rows(tmp_path, ["a"], rewards=["judge"], judge_rubric="good?", **JUDGE | {"judge_url": server.url})
+    with pytest.raises(ValueError, match=r"the judge cannot be used: no connection to http://127\.0\.0\.1"):
+        task.prepare(0)
 
 
 @pytest.mark.exhaustive

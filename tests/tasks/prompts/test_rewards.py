@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.support.prompt_files import SCHEMA, from_rows, make, only_row
+from tests.support.prompt_files import SCHEMA, from_rows, only_row
 from trl_grpo_tasks.tasks.prompts import reward
 from trl_grpo_tasks.tasks.prompts.verdict import CannotJudgeError
 
@@ -66,27 +66,15 @@ def test_exact(text, value):
 @pytest.mark.parametrize(
     ("text", "json_value", "schema_value", "fields_value"),
     [
-        ('{"a": 1}', 1, 1, 1),
-        ('Here it is:\n```json\n{"a": 1}\n```\nDone.', 1, 1, 1),
+        ('{"a": 1}', 1, 1, 1), ('Here it is:\n```json\n{"a": 1}\n```\nDone.', 1, 1, 1),
         ('```\n{"a": 1}\n```', 1, 1, 1),
-        ('{"a": 1} I hope that helps', 0.5, 0.5, 0.5),
-        ('{"a": 1}{"a": 2}', 0.5, 0.5, 0.5),
-        ('{"a": 2}', 1, 1, 0),
-        ('{"a": true}', 1, 0, 0),
-        ('{"a": 1.0}', 1, 1, 1),
-        ('{"a": 1, "b": 2}', 1, 0, 1),
-        ("[1]", 1, 0, 0),
-        ('{"a": NaN}', 0, 0, 0),
-        ('{"a": 1e999}', 0, 0, 0),
-        ("{'a': 1}", 0, 0, 0),
-        ('{"a": 1', 0, 0, 0),
-        ("", 0, 0, 0),
-        ("[" * 50_000, 0, 0, 0),
-        ("[" * 900 + "]" * 900, 1, 0, 0),
-        ('{"a": ' + "9" * 5_000 + "}", 0, 0, 0),
+        ('{"a": 1} I hope that helps', 0.5, 0.5, 0.5), ('{"a": 1}{"a": 2}', 0.5, 0.5, 0.5), ('{"a": 2}', 1, 1, 0),
+        ('{"a": true}', 1, 0, 0), ('{"a": 1.0}', 1, 1, 1), ('{"a": 1, "b": 2}', 1, 0, 1), ("[1]", 1, 0, 0),
+        ('{"a": NaN}', 0, 0, 0), ('{"a": 1e999}', 0, 0, 0), ("{'a': 1}", 0, 0, 0), ('{"a": 1', 0, 0, 0), ("", 0, 0, 0),
+        ("[" * 50_000, 0, 0, 0), ("[" * 900 + "]" * 900, 1, 0, 0), ('{"a": ' + "9" * 5_000 + "}", 0, 0, 0),
         ('{"a": 1}' + " " * 1_000_000, 0, 0, 0),
     ],
-)
+)  # fmt: skip
 def test_json_schema_and_fields(text, json_value, schema_value, fields_value):
     row = {"schema": SCHEMA, "fields": '{"a": 1}'}
     assert reward.json_text(row, text).value == json_value
@@ -107,14 +95,14 @@ def test_a_schema_never_fetches_references():
 
 
 def test_a_schema_that_takes_too_long_is_stopped(monkeypatch):
-    monkeypatch.setattr(reward, "SCHEMA_SECONDS", 0.2)
+    monkeypatch.setattr(reward, "SCHEMA_SECONDS", 0.1)
     many = "[" + ", ".join(f'{{"a": {i}}}' for i in range(6_000)) + "]"
     for schema, text in (
         ('{"uniqueItems": true}', many),
         ('{"pattern": "^(a+)+$"}', '"' + "a" * 27 + '!"'),
         ('{"patternProperties": {"^(a+)+$": {}}, "additionalProperties": false}', '{"' + "a" * 27 + '!": 1}'),
     ):
-        with pytest.raises(CannotJudgeError, match=r"took longer than 0\.2 s"):
+        with pytest.raises(CannotJudgeError, match=r"took longer than 0\.1 s"):
             reward.schema({"schema": schema}, text)
     assert reward.schema({"schema": '{"uniqueItems": true}'}, "[1, 2]").value == 1
 
@@ -143,18 +131,14 @@ def test_regex_matches_all_of_the_text():
     assert reward.pattern(row, "A" * 20_000).reason == "the answer is longer than 10000 characters"
 
 
-def test_a_slow_regex_is_stopped(monkeypatch):
-    monkeypatch.setattr(reward, "REGEX_SECONDS", 0.2)
+def test_a_slow_regex_is_stopped_and_gives_no_score(tmp_path, monkeypatch):
+    monkeypatch.setattr(reward, "REGEX_SECONDS", 0.1)
+    task = from_rows(tmp_path, [{"prompt": "p", "pattern": "(a|aa)+b", "rewards": ["regex"]}])
     started = time.perf_counter()
     with pytest.raises(CannotJudgeError, match="took longer"):
         reward.pattern({"pattern": "(a|aa)+b"}, "a" * 200 + "c")
-    assert time.perf_counter() - started < 5
-
-
-def test_a_failed_reward_gives_no_score(tmp_path, monkeypatch):
-    monkeypatch.setattr(reward, "REGEX_SECONDS", 0.2)
-    task = from_rows(tmp_path, [{"prompt": "p", "pattern": "(a|aa)+b", "rewards": ["regex"]}])
     assert task.score(only_row(task), "a" * 200 + "c") is None
+    assert time.perf_counter() - started < 5
 
 
 @pytest.mark.parametrize(("words", "value"), [(10, 1), (11, 1), (9, 1), (15, 0.5), (5, 0.5), (20, 0), (0, 0), (99, 0)])
@@ -208,30 +192,18 @@ CODE_ROW = {
 @pytest.mark.parametrize(
     ("code", "value"),
     [
-        ("def f(x):\n    return 2 * x", 1),
-        ("```python\ndef f(x):\n    return x + x\n```", 1),
-        ("def f(x):\n    return x * x", 2 / 3),
-        ("def f(x): return", 0),
-        ("print('3 passed'); print('{\"passed\": 3, \"total\": 3}')", 0),
-        ("import os, sys\nprint('ok ok ok')\nsys.stdout.flush()\nos._exit(0)", 0),
-        ("this is not python", 0),
-        ("def f(x):\n    while True: pass", 0),
-        ("\x00", 0),
-        ("\ud800", 0),
-        ("", 0),
+        ("def f(x):\n    return 2 * x", 1), ("```python\ndef f(x):\n    return x + x\n```", 1),
+        ("def f(x):\n    return x * x", 2 / 3), ("def f(x):\n    while True: pass", 0), ("\ud800", 0), ("", 0),
     ],
-)
+)  # fmt: skip
 def test_tests_run_in_the_sandbox(tmp_path, code, value):
-    pytest.importorskip("trl_grpo_tasks.rewards.sandbox")
-    task = from_rows(tmp_path, [CODE_ROW], allow_code_execution=True, sandbox_timeout=2.0)
+    """What a program may do there: tests/rewards/test_sandbox_runner.py."""
+    task = from_rows(tmp_path, [CODE_ROW], allow_code_execution=True, sandbox_timeout=0.5 if "while" in code else 10.0)
     score = task.score(only_row(task), code)
-    assert score.total == pytest.approx(value)
-    assert score.success == (value == 1)
+    assert score.total == pytest.approx(value) and score.success == (value == 1)
+    assert ("timed out after 0.5 s" in score.reason) == ("while True" in code)
 
 
 def test_running_code_needs_an_explicit_option(tmp_path):
-    for options in ({"generator": "code"}, {"generator": "mixed"}):
-        with pytest.raises(ValueError, match="--allow_code_execution"):
-            make(**options)
     with pytest.raises(ValueError, match=r"rows.json, row 1: reward 'tests' runs model-written programs; .* --allow"):
         from_rows(tmp_path, [CODE_ROW])

@@ -69,7 +69,7 @@ def test_rows_that_went_through_arrow_score_the_same(tmp_path):
         assert judge.score(after, judge.gold(after)).success
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(st.one_of(st.text(), st.text("0123456789/.,-+eE#= \\boxed{}answer:"), st.text('{}[]":,tfn01 `json\n<>ab')))
 @example("\ud800")
 @example("#### " * 1000)
@@ -87,7 +87,7 @@ def everything(tmp_path_factory):
     row = {
         "prompt": "p", "answer": "4", "schema": SCHEMA, "fields": {"a": 1}, "pattern": "[a-z]+", "tags": ["a", "b"],
         "target_length": 3, "keywords": ["x"], "forbidden": ["y"],
-        "rewards": [name for name in REWARDS if name not in ("tests", "reward_model", "judge", "xml_schema")],
+        "rewards": [name for name in REWARDS if name not in ("tests", "reward_model", "judge")],
     }  # fmt: skip
     task = from_rows(tmp_path_factory.mktemp("everything"), [row])
     return task, only_row(task)
@@ -120,34 +120,25 @@ def one_argument(row):
     return 1.0
 
 
-@pytest.mark.parametrize("name", [f"{__name__}:own_reward", f"{__name__}.own_reward"])
-def test_own_reward(tmp_path, name):
-    task = from_rows(tmp_path, ["p"], rewards=[f"{name}=2"])
+def test_own_reward(tmp_path):
+    names = [f"{__name__}:own_reward", f"{__name__}.own_reward"]
+    task, dotted = (from_rows(tmp_path, ["p"], rewards=[f"{name}=2"]) for name in names)
     score = task.score(only_row(task), "12345")
-    assert (score.components, score.total, score.success) == ({name: 0.5}, 1.0, False)
-    assert "5 characters" in score.reason
-    assert task.score(only_row(task), "1234567890").success
+    assert (score.components, score.total, score.success) == ({names[0]: 0.5}, 1.0, False)
+    assert "5 characters" in score.reason and task.score(only_row(task), "1234567890").success
     assert pickle.loads(pickle.dumps(task)).score(only_row(task), "12345") == score
-
-
-def test_own_reward_that_fails(tmp_path):
+    assert dotted.score(only_row(dotted), "12345").components == {names[1]: 0.5}
     none, raising = (from_rows(tmp_path, ["p"], rewards=[f"{__name__}:{n}_reward"]) for n in ("none", "raising"))
     assert none.score(only_row(none), "x") is None
     with pytest.raises(KeyError):  # for the executor to report
         raising.score(only_row(raising), "x")
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
+    for name, message in (
         ("no_such_module:f", "module 'no_such_module' cannot be imported"),
         (f"{__name__}:no_such", "must define a function 'no_such', found nothing"),
         (f"{__name__}:one_argument", r"callable as f\(row, completion\)"),
-    ],
-)
-def test_own_reward_that_cannot_be_imported(tmp_path, name, message):
-    with pytest.raises(ValueError, match=message):
-        from_rows(tmp_path, ["p"], rewards=[name])
+    ):
+        with pytest.raises(ValueError, match=message):
+            from_rows(tmp_path, ["p"], rewards=[name])
 
 
 # ---- constraint and picture
@@ -189,30 +180,25 @@ def test_render_escapes_and_lays_out():
     hostile.encode()
 
 
-def test_data_helpers():
-    assert data.parse_rewards('{"json": 2}') == {"json": 2.0}
-    assert data.parse_rewards({"json": 2, "numeric": None}) == {"json": 2.0}
-    assert data.parse_rewards("numeric  my.module:f=0.5") == {"numeric": 1.0, "my.module:f": 0.5}
-
-
-def test_programs_and_json_are_exported(tmp_path):
+def test_programs_json_and_xml_are_exported(tmp_path):
     rows = [
         {"prompt": "code", "tests": ["assert f(2) == 4"], "rewards": ["tests"]},
         {"prompt": "json", "schema": SCHEMA, "rewards": ["schema"]},
         {"prompt": "text", "answer": "1", "rewards": ["numeric"]},
+        {"prompt": "xml", "gold": "<a>1</a>", "rewards": ["xml"]},
     ]
     task = from_rows(tmp_path, rows, test_fraction=0, allow_code_execution=True)
-    code, data_row, text = sorted(task.dataset("train", None, 0), key=lambda row: row["prompt"][0]["content"])
+    code, data_row, text, xml = sorted(task.dataset("train", None, 0), key=lambda row: row["prompt"][0]["content"])
     files = task.exports(code, "Here:\n```python\ndef f(x):\n    return x + x\n```\nDone.")
-    assert set(files) == {"sample.html", "answer.py"}
-    defined = {}
-    exec(files["answer.py"], defined)
-    assert defined["f"](2) == 4 and files["answer.py"].endswith("x + x\n")
+    assert set(files) == {"sample.html", "answer.py"} and files["answer.py"] == "def f(x):\n    return x + x\n"
     given = {"b": [1.5, None, "\u00e9<"], "a": {}}
     files = task.exports(data_row, f"```json\n{json.dumps(given)}\n```")
     assert set(files) == {"sample.html", "answer.json"} and json.loads(files["answer.json"]) == given
     assert json.loads(task.exports(data_row, 'It is {"a": 1}, I think.')["answer.json"]) == {"a": 1}
-    assert set(task.exports(data_row, "no JSON")) == set(task.exports(text, "1")) == {"sample.html"}
+    assert task.exports(xml, "Well: <a>1</a>")["answer.xml"] == "<a>1</a>\n"
+    assert task.score(xml, "<a>1</a>").success and not task.score(xml, "<a>1<a>").valid
+    for row, answer in ((data_row, "no JSON"), (text, "1"), (xml, "none")):
+        assert set(task.exports(row, answer)) == {"sample.html"}
 
 
 # ---- rewards over token ids

@@ -7,13 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.prompt_files import SCHEMA, from_rows, make
-from tests.support.walks import allowed_tokens, allows
+from tests.support.walks import allowed_tokens
 from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.constraints import ThinkThen
 from trl_grpo_tasks.models.tiny import make_tokenizer
 
 NUMBER = {"prompt": "2 + 2?", "answer": "4", "rewards": {"numeric": 1.0}}
 OBJECT = {"prompt": "JSON", "schema": SCHEMA, "gold": '{"a": 3}', "rewards": {"schema": 1.0}}
+
+ARITHMETIC = make(think=True)
 
 
 @pytest.fixture
@@ -35,24 +37,19 @@ def test_only_the_answer_after_the_first_marker_is_scored(number_task):
 
 @given(st.text())
 def test_any_text_gets_a_score(text):
-    task = make(generator="arithmetic", think=True)
-    row = task.dataset("train", 1, 0)[0]
-    assert task.score(row, text) is not None and task.score(row, f"####{text}") is not None
+    row = ARITHMETIC.dataset("train", 1, 0)[0]
+    assert ARITHMETIC.score(row, text) is not None and ARITHMETIC.score(row, f"####{text}") is not None
 
 
-@pytest.mark.parametrize("generator", ["arithmetic", "word_problems", "schema"])
 @pytest.mark.parametrize("marker", ["####", "</think>"])
-def test_gold_answers_succeed_and_are_allowed(generator, marker):
-    task = make(generator=generator, think=True, think_marker=marker)
-    tokenizer = make_tokenizer(task.tiny().tokens, 4096)
-    constraint = task.constraint(tokenizer)
-    assert isinstance(constraint, ThinkThen)
-    for row in task.dataset("train", 12, 0):
-        gold = task.gold(row)
-        assert task.score(row, gold).success and not task.score(row, task.bad(row)).success
-        assert allows(constraint, row, [*tokenizer.encode(gold, add_special_tokens=False), tokenizer.eos_token_id])
-    if generator == "word_problems":
-        assert task.score(row, gold).info["has_thought"], "the steps of the gold answer are the thought"
+def test_gold_answers_have_the_marker_and_keep_the_contract(marker):
+    """Among others, they succeed and the constraint allows them. Word problems have their steps as the thought."""
+    for generator in ("word_problems", "schema"):
+        task = make(generator=generator, think=True, think_marker=marker)
+        check_task(task)
+        row = task.dataset("train", 1, 0)[0]
+        thought = task.gold(row).partition(marker)[0]
+        assert task.score(row, task.gold(row)).info["has_thought"] == bool(thought) == (generator == "word_problems")
 
 
 def test_rows_of_every_kind_have_a_constraint_after_the_thought(tmp_path):
@@ -60,6 +57,7 @@ def test_rows_of_every_kind_have_a_constraint_after_the_thought(tmp_path):
     task = from_rows(tmp_path, rows, think=True, think_tokens=9, test_fraction=0)
     tokenizer = make_tokenizer(task.tiny().tokens, 2048)
     constraint, allowed = task.constraint(tokenizer), {}
+    assert isinstance(constraint, ThinkThen)
     for row in task.dataset("train", None, 0):
         state = constraint.start(row)
         for token in tokenizer.encode("####", add_special_tokens=False):
@@ -67,18 +65,6 @@ def test_rows_of_every_kind_have_a_constraint_after_the_thought(tmp_path):
         first = row["prompt"][0]["content"][0]
         allowed[first] = {tokenizer.decode(token) for token in allowed_tokens(state, len(tokenizer))} & {*'4{ y"'}
     assert allowed == {"2": {"4", " "}, "J": {"{"}, "f": {*'4{ y"'}}
-
-
-def test_check_passes_and_wrong_options_are_refused():
-    check_task(make(think=True))
-    for options, message in [
-        ({"think_tokens": 5}, "needs --think"),
-        ({"think": True, "think_tokens": 0}, "must be at least 1"),
-        ({"think": True, "think_marker": " "}, "other than white space"),
-        ({"think": True, "reward_model": "owner/model"}, "would read the thought"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            make(**options)
 
 
 def test_the_thought_is_folded_away_where_the_answer_is_shown(tmp_path):

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...constraints.grammar import Grammar, GrammarConstraint
 from ...task import Row
-from .fills import lengths
+from .masking import runs
 
 
 def fills_constraint(tokenizer: Any) -> GrammarConstraint:
@@ -14,5 +14,5 @@ def fills_constraint(tokenizer: Any) -> GrammarConstraint:
 
 
 def fills_grammar(row: Row) -> Grammar:
-    """Return the grammar of a row: one line per gap with the exact length in characters, or within the row's slack."""
-    return Grammar.regex(r"\n".join(rf"[^\n]{{{least},{most}}}" for least, most in lengths(row)))
+    """Return the grammar of a row: one line per gap with the exact length in characters."""
+    return Grammar.regex(r"\n".join(rf"[^\n]{{{len(run)}}}" for run in runs(row["places"])))

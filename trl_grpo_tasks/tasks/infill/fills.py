@@ -25,10 +25,9 @@ def read(row: Row, completion: str) -> tuple[list[str], str]:
         fills = completion.split("\n")
         if len(fills) != len(gaps):
             return [], f"there are {len(fills)} fills for {len(gaps)} gaps"
-        for number, (fill, (least, most)) in enumerate(zip(fills, lengths(row), strict=True), 1):
-            if not least <= len(fill) <= most:
-                wanted = f"{least}" if least == most else f"{least} to {most}"
-                return [], f"fill {number} has {len(fill)} characters; its gap needs {wanted}"
+        for number, (fill, gap) in enumerate(zip(fills, gaps, strict=True), 1):
+            if len(fill) != len(gap):
+                return [], f"fill {number} has {len(fill)} characters; its gap needs {len(gap)}"
         return fills, ""
     pieces = _split(row, completion)
     if len(pieces) != len(row["places"]):
@@ -37,17 +36,10 @@ def read(row: Row, completion: str) -> tuple[list[str], str]:
     return [_joint(row).join(next(following) for _ in run) for run in gaps], ""
 
 
-def lengths(row: Row) -> list[tuple[int, int]]:
-    """Return the minimum and maximum number of characters of each gap's fill."""
-    slack = row.get("slack", 0)
-    return [(max(1, len(run) - slack), len(run) + slack) for run in runs(row["places"])]
-
-
 def agreement(row: Row, fills: Sequence[str]) -> float:
     """Return the fraction of places (characters or tokens) at which the fills match the original."""
     pairs = [(_split(row, fill), _split(row, gold)) for fill, gold in zip(fills, gold_fills(row), strict=True)]
-    right = sum(a == b for ours, theirs in pairs for a, b in zip(ours, theirs, strict=False))
-    return right / sum(max(len(ours), len(theirs)) for ours, theirs in pairs)
+    return sum(a == b for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True)) / len(row["places"])
 
 
 def restored(row: Row, fills: Sequence[str]) -> float:

@@ -30,7 +30,6 @@ DRAWS = 100  # attempts to draw a text that can be written in the tokens of a mo
 QUESTION = f"Write what is missing ({GAP} is one character each), a line for each gap."
 GIVEN = "given"  # the `schedule` of rows whose gaps the user chose
 UNKNOWN = "the original text is unknown"  # of such rows
-QUESTION_WITH_SLACK = "Write what is missing (of so many characters), a line for each gap."
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,6 @@ class InfillOptions:
         [*SPAN_LENGTHS], "Shortest and longest gap of --masking spans, in characters, or in tokens with --tokens_of."
     )
     policy: str = option("masked", "'masked': a masked LM fills the gaps. 'causal': a decoder writes them.")
-    gap_slack: int = option(
-        0, "With --policy causal: how many characters a fill may be shorter or longer than its gap."
-    )
     tokens_of: str | None = option(
         None, "Make gaps of this model's tokens instead of characters: Hub id or folder of a masked language model."
     )
@@ -162,16 +158,13 @@ class InfillTask(Task):
         )
 
     def _with_prompt(self, row: dict[str, Any]) -> dict[str, Any]:
-        row = {**row, "policy": self.policy, "slack": self.options.gap_slack}
+        row = {**row, "policy": self.policy}
         if self.policy == "masked":
             if self._tokens is not None:
                 return {"prompt": self._tokens.join(self._tokens.masked(row["pieces"], row["places"])), **row}
             return {"prompt": self._text(row, [MASK_TOKEN * len(run) for run in runs(row["places"])]), **row}
-        question, gaps = QUESTION, [GAP * len(run) for run in runs(row["places"])]
-        if row["slack"]:
-            question, gaps = QUESTION_WITH_SLACK, [f"[{least}-{most}]" for least, most in fills.lengths(row)]
-        shown = "".join(part for part, _ in fills.parts(row, gaps))
-        return {"prompt": [{"role": "user", "content": f"{question}\n{shown}"}], **row}
+        shown = "".join(GAP if place in row["places"] else piece for place, piece in enumerate(row["pieces"]))
+        return {"prompt": [{"role": "user", "content": f"{QUESTION}\n{shown}"}], **row}
 
     def row_of(self, text: str) -> dict[str, Any]:
         """Return a row for a text with one `_` per missing character, or per missing token with `tokens_of`. The
@@ -317,7 +310,7 @@ class InfillTask(Task):
         tokens = self._alphabet
         context = options.text_length + 8
         if self.policy == "causal":
-            tokens = sorted({*tokens, *QUESTION, *QUESTION_WITH_SLACK, *"[-]0123456789\n", GAP})
+            tokens = sorted({*tokens, *QUESTION, "\n"})
             context = 4 * options.text_length + 2 * len(QUESTION)
         return TinySpec(tokens, options.tiny_width, options.tiny_layers, options.tiny_heads, context, self.policy)
 
@@ -399,7 +392,7 @@ def _check_options(options: InfillOptions) -> None:
         raise ValueError(f"--span_lengths {given} must be two numbers, the shortest and the longest, such as 2 6")
     if not 0 < options.test_fraction < 1:
         raise ValueError(f"--test_fraction {options.test_fraction} must be between 0 and 1")
-    least_of = {"text_length": 4, "gap_slack": 0, "judge_steps": 1, "tiny_layers": 1, "tiny_heads": 1}
+    least_of = {"text_length": 4, "judge_steps": 1, "tiny_layers": 1, "tiny_heads": 1}
     for name, least in least_of.items():
         if getattr(options, name) < least:
             raise ValueError(f"--{name} {getattr(options, name)} must be at least {least}")
@@ -407,7 +400,5 @@ def _check_options(options: InfillOptions) -> None:
         width = getattr(options, name)
         if width < 1 or width % (2 * heads):  # rotary embeddings rotate pairs of channels within each head
             raise ValueError(f"--{name} {width} must be a multiple of {2 * heads}, twice the number of heads")
-    if options.policy == "masked" and options.gap_slack:
-        raise ValueError("--gap_slack requires --policy causal: a masked language model fills one token per mask")
     if options.policy == "causal" and options.tokens_of:
         raise ValueError("--tokens_of requires --policy masked: a causal model writes characters")

@@ -23,7 +23,6 @@ from ...registry import add_current_folder_to_path
 from ...rewards.rubric import Rubric
 from ...task import nearest, printable
 from .reward import REWARDS, read_number, reads_tokens, validator
-from .xml_reward import xml_validator
 
 logger = logging.getLogger(__name__)
 
@@ -237,11 +236,6 @@ def _schema(value: Any) -> str:
     return text
 
 
-def _xml_schema(value: Any) -> str:
-    xml_validator(_text(value))
-    return value
-
-
 def _rubric(value: Any) -> str:
     return Rubric.parse(value).as_json()
 
@@ -281,7 +275,6 @@ COLUMNS: dict[str, Callable[[Any], Any]] = {
     "tests": _texts,
     "schema": _schema,
     "fields": _json_object,
-    "xml_schema": _xml_schema,
     "pattern": _pattern,
     "tags": _tags,
     "target_length": lambda value: _number(value, whole=True),

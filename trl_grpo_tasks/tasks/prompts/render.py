@@ -13,7 +13,6 @@ from .xml_reward import read_xml
 
 LONGEST_SHOWN = 4_000
 JSON_REWARDS = ("json", "schema", "fields")
-XML_REWARDS = ("xml", "xml_schema")
 
 
 def to_html(row: Row, completion: str, score: Score | None, thought_markers: Sequence[str] = ()) -> str:
@@ -48,7 +47,7 @@ def answer_files(row: Row, completion: str) -> dict[str, str | bytes]:
         value, problem = read_json(completion)
         if problem in ("", "embedded"):
             files["answer.json"] = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    if any(name in row["rewards"] for name in XML_REWARDS) and (document := read_xml(completion).document) is not None:
+    if "xml" in row["rewards"] and (document := read_xml(completion).document) is not None:
         files["answer.xml"] = document + "\n"
     return files
 

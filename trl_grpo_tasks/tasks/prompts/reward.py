@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from ...rewards.time_limit import time_limit
 from .verdict import LONGEST_TEXT, CannotJudgeError, Verdict, fenced, is_encodable
-from .xml_reward import xml, xml_schema
+from .xml_reward import xml
 
 logger = logging.getLogger(__name__)
 
@@ -370,7 +370,6 @@ REWARDS: dict[str, Reward] = {
     "schema": Reward(schema, ("schema",), "checks", "JSON that matches the schema, and nothing else"),
     "fields": Reward(fields, ("fields",), "checks", "a JSON object with every expected value"),
     "xml": Reward(xml, (), "checks", "well-formed XML and nothing else, bare or fenced"),
-    "xml_schema": Reward(xml_schema, ("xml_schema",), "checks", "XML that matches the schema, and nothing else"),
     "regex": Reward(pattern, ("pattern",), "checks", "the whole text matches the pattern"),
     "tags": Reward(tags, ("tags",), "checks", "each tag once, in order, filled, nothing outside"),
     "length": Reward(length, ("target_length",), "rules", "a number of words within 10% of the target"),
