@@ -1,4 +1,5 @@
-"""Notebooks: written by their script, with stored outputs of a CPU run; each runs from top to bottom."""
+"""Notebooks: written by their script, with stored outputs of a CPU run; one runs from top to bottom, and the code of
+each that differs is run on its own."""
 
 import base64
 import importlib.util
@@ -8,12 +9,17 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
+from types import SimpleNamespace
 
 import nbformat
 import pytest
 
 from tests.support.paths import ROOT
-from trl_grpo_tasks.registry import TASKS
+from trl_grpo_tasks.commands import generate as generate_module
+from trl_grpo_tasks.evaluation.samples import Sample
+from trl_grpo_tasks.registry import TASKS, get_task
+from trl_grpo_tasks.report import notebook as shown_module
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # Options that make a run of a minute one of seconds. Those of a task shrink its embedded model.
@@ -29,6 +35,7 @@ OF_TASK = {
     "theory": "--tiny_width 32 --tiny_layers 1 --new_multiplets 2",
     "brick": "--brick_levels stack small carry",
 }
+of_each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
 def script(name):
@@ -41,21 +48,12 @@ def script(name):
     return module
 
 
-def by_name(path):
-    return path.stem
-
-
-def sources(cells):
-    return [(cell["id"], cell["cell_type"], "".join(cell["source"])) for cell in cells]
-
-
-def code_of(path):
-    cells = json.loads(path.read_text())["cells"]
-    return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+def code_cells(path):
+    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
 
 
 def outputs_of(path):
-    return [output for cell in nbformat.read(path, as_version=4).cells for output in cell.get("outputs", [])]
+    return [output for cell in code_cells(path) for output in cell.outputs]
 
 
 def test_every_task_has_a_notebook():
@@ -76,65 +74,43 @@ def test_notebooks_are_what_their_script_writes(tmp_path):
         )
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=by_name)
-def test_a_notebook_holds_the_outputs_of_a_whole_run(path):
-    notebook = nbformat.read(path, as_version=4)
+@of_each
+def test_a_notebook_holds_the_outputs_of_a_whole_run_and_names_nothing_of_its_machine(path):
+    notebook, code, outputs = nbformat.read(path, as_version=4), code_cells(path), outputs_of(path)
     nbformat.validate(notebook)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     assert path.stat().st_size <= 300_000
-    pictures = [one["data"]["image/png"] for one in outputs_of(path) if "image/png" in one.get("data", {})]
-    assert len(pictures) >= 1
-    for picture in pictures:
-        assert base64.b64decode(picture).startswith(b"\x89PNG")
-    (report,) = [cell.outputs for cell in code if cell.source == "show_report(OUTPUT)"]
-    assert "<iframe" in report[0]["data"]["text/html"]
-    printed = "".join(one["text"] for one in outputs_of(path) if one["output_type"] == "stream")
+    pictures = [one["data"]["image/png"] for one in outputs if "image/png" in one.get("data", {})]
+    assert pictures and all(base64.b64decode(picture).startswith(b"\x89PNG") for picture in pictures)
+    (report,) = [cell.outputs[0]["data"]["text/html"] for cell in code if cell.source == "show_report(OUTPUT)"]
+    stored = script("make_notebooks").TASKS[path.stem].stored
+    assert "<iframe" in report and f"--max_steps {stored['max_steps']}" in report
+    first = notebook.cells[0].source
+    assert f"`OPTIONS = {json.dumps(stored)}`" in first and "`ALLOW_CPU = True`" in first
+    printed = "".join(one["text"] for one in outputs if one["output_type"] == "stream")
     assert "no GPU found; ALLOW_CPU is set, so training runs on the CPU" in printed
     assert f"recipe: {path.stem};" in printed and "held-out rows" in printed and "peak memory" in printed
     assert code[-1].outputs, "the last cell uses the model"
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=by_name)
-def test_stored_outputs_name_nothing_of_the_machine_they_were_made_on(path):
-    outputs = outputs_of(path)
     assert not [one for one in outputs if one["output_type"] == "error" or one.get("name") == "stderr"]
-    texts = [one["text"] for one in outputs if one["output_type"] == "stream"]
-    texts += [str(one["data"][kind]) for one in outputs for kind in one.get("data", {}) if kind.startswith("text/")]
-    text = re.sub(r"base64,[A-Za-z0-9+/=]+", "", "\n".join(texts))
-    assert "Traceback" not in text
+    texts = [str(one["data"][kind]) for one in outputs for kind in one.get("data", {}) if kind.startswith("text/")]
+    text = re.sub(r"base64,[A-Za-z0-9+/=]+", "", "\n".join([printed, *texts]))
+    assert "Traceback" not in text and not re.search(r"\bhf_[A-Za-z0-9]{10,}", text)
     assert not re.search(r"(?<![\w<])/(tmp|root|home|work|usr|opt|var|Users)/", text)
-    assert not re.search(r"\bhf_[A-Za-z0-9]{10,}", text)
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=by_name)
-def test_the_notebook_says_of_which_run_its_outputs_are(path):
-    first = "".join(json.loads(path.read_text())["cells"][0]["source"])
-    stored = script("make_notebooks").TASKS[path.stem].stored
-    assert f"`OPTIONS = {json.dumps(stored)}`" in first and "`ALLOW_CPU = True`" in first
-    report = next(one["data"]["text/html"] for one in outputs_of(path) if "<iframe" in str(one.get("data")))
-    assert f"--max_steps {stored['max_steps']}" in report
 
 
 def test_the_address_of_the_repository_is_that_of_the_project_or_none():
     make = script("make_notebooks")
-    set_by_host = "https://github.com/someone/something"
-    for address in ("", set_by_host):
-        cells = make.notebook("brick", address)["cells"]
-        text = "\n".join("".join(cell["source"]) for cell in cells)
+    for address in ("", "https://github.com/someone/something"):
+        text = "\n".join("".join(cell["source"]) for cell in make.notebook("brick", address)["cells"])
         assert f'REPOSITORY = "{address}"' in text
         assert ("Open in Colab" in text) == bool(address)
     assert "https://colab.research.google.com/github/someone/something/blob/main/notebooks/brick.ipynb" in text
-    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {})
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for path in NOTEBOOKS:
-        assert f'REPOSITORY = "{urls.get("Repository", "")}"' in code_of(path)
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=by_name)
-def test_what_is_installed_are_extras_of_the_project(path):
-    extras = re.search(r'"install.py", "([\w,]+)"', code_of(path))[1].split(",")
-    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(extras) <= set(known)
+        code = "\n".join(cell.source for cell in code_cells(path))
+        assert f'REPOSITORY = "{project.get("urls", {}).get("Repository", "")}"' in code
+        extras = re.search(r'"install.py", "([\w,]+)"', code)[1].split(",")
+        assert set(extras) <= set(project["optional-dependencies"])
 
 
 @pytest.mark.parametrize(("installed", "expected"), [("2.11.1+cu126", "2.11.1+cu126"), ("2.9.1", None), (None, None)])
@@ -147,13 +123,9 @@ def test_an_installed_torch_is_kept_where_it_is_recent_enough(installed, expecte
     assert ("torch 2.11.1+cu126 is kept" in capsys.readouterr().out) == (expected is not None)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=by_name)
+@of_each
 def test_without_a_gpu_a_notebook_stops_unless_the_cpu_is_allowed(path):
-    source = next(
-        "".join(cell["source"])
-        for cell in json.loads(path.read_text())["cells"]
-        if "torch.cuda.is_available()" in "".join(cell["source"]) and "raise RuntimeError" in "".join(cell["source"])
-    )
+    (source,) = [cell.source for cell in code_cells(path) if "raise RuntimeError(\n" in cell.source]
     source = source.replace("torch.cuda.is_available()", "False")
     with pytest.raises(RuntimeError, match=r"No GPU found.*set ALLOW_CPU = True"):
         exec(source, {"ALLOW_CPU": False})
@@ -172,18 +144,36 @@ def test_pictures_are_made_small():
     assert small.size == (480, 160) and small.n_frames <= make.GIF_FRAMES
 
 
+@of_each
+def test_the_last_cell_uses_the_model_of_the_task(path, monkeypatch):
+    """With gold answers instead of a model's."""
+    task = get_task(path.stem)
+    row = task.dataset("test", 1, 0)[0]
+    score = task.score(row, task.gold(row)).as_dict()
+    sample, asked, seen = Sample(row, task.gold(row), 1, score), [], []
+    monkeypatch.setattr(generate_module, "generate", lambda *words, **more: asked.append(words[:2]) or [sample] * 2)
+    monkeypatch.setattr("IPython.display.display", seen.append)
+    worse = replace(sample, score=None)
+    names = {"task": task, "row": row, "OUTPUT": ROOT, "longest": 9, "show": shown_module.show}
+    exec(code_cells(path)[-1].source, names | {"result": SimpleNamespace(evaluations=[
+        SimpleNamespace(name="GRPO", samples=[sample, worse])])})  # fmt: skip
+    assert asked[0] == (task, str(ROOT)) and seen
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=by_name)
-def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, judges_path, monkeypatch):
-    """In an empty folder, with two judges; a cell that raises fails the test."""
-    (tmp_path / "judges").symlink_to(judges_path)
-    given = [words.split() for words in f"{SHORT} {OF_TASK.get(path.stem, '')}".split("--")[1:]]
+def test_a_notebook_runs_from_top_to_bottom(tmp_path):
+    """In an empty folder; a cell that raises fails the test. All notebooks have the same cells but for the last."""
+    (path,) = [path for path in NOTEBOOKS if path.stem == "brick"]
+    given = [words.split() for words in f"{SHORT} {OF_TASK[path.stem]}".split("--")[1:]]
     options = {name: values[0] if len(values) == 1 else values for name, *values in given}
-    notebook = script("make_notebooks").execute(json.loads(path.read_text()), options, tmp_path, timeout=300)
-    assert sources(notebook.cells) == sources(json.loads(path.read_text())["cells"])
+    written = json.loads(path.read_text())
+    notebook = script("make_notebooks").execute(written, options, tmp_path, timeout=300)
+    assert [(cell["id"], cell["source"]) for cell in notebook.cells] == [
+        (cell["id"], cell["source"]) for cell in written["cells"]
+    ]
     kinds = [kind for cell in notebook.cells for output in cell.get("outputs", []) for kind in output.get("data", {})]
     assert len([kind for kind in kinds if kind in ("image/png", "image/gif", "text/html")]) >= 5
-    run = tmp_path / "outputs" / f"{path.stem}_notebook"
+    run = tmp_path / "outputs" / "brick_notebook"
     assert (run / "report.html").is_file()
     assert len((run / "training_metrics.jsonl").read_text().splitlines()) == 2
     assert list((tmp_path / "generated").iterdir())
