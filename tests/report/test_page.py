@@ -11,7 +11,16 @@ import pytest
 
 from tests.support.browser import BROWSER, needs_browser
 from tests.support.commands import refused
-from tests.support.run_folders import COMMAND, BrokenTask, PngTask, before_and_after, evaluation, png, write_run
+from tests.support.run_folders import (
+    COMMAND,
+    BrokenTask,
+    PngTask,
+    bad_and_gold,
+    before_and_after,
+    evaluation,
+    png,
+    write_run,
+)
 from tests.support.toy import ToyTask
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.commands import train as run
@@ -196,14 +205,8 @@ def test_a_task_that_cannot_draw_leaves_a_note(tmp_path):
 @pytest.mark.parametrize("name", sorted(TASKS))
 def test_every_built_in_task_is_drawn(tmp_path, name):
     task = get_task(name)
-    row = task.dataset("test", 1, 0)[0]
-    made = []
-    for when, text in (("before", task.bad(row)), ("GRPO", task.gold(row))):
-        score = task.score(row, text).as_dict()
-        sample = {"row": row, "completion": text, "tokens": 9, "score": score, "reason": score["reason"], "counts": {}}
-        made.append({"name": when, "metrics": {"success": float(score["success"])}, "samples": [sample]})
-    (tmp_path / "results.json").write_text(json.dumps({"evaluations": made}))
-    page = write_report(tmp_path, task).read_text()
+    made = bad_and_gold(task, task.dataset("test", 1, 0))
+    page = write_report(write_run(tmp_path, evaluations=made), task).read_text()
     assert "cannot be drawn" not in page and page.count("<figure class='sample") == 2 and "0.0% &rarr;" in page
     assert page.count("src='data:image/png") + page.count("<div class=paper>") == 2
 
