@@ -134,9 +134,12 @@ def test_yes_no_options_decide_on_the_defaults_however_they_are_written(my_task)
 # ---- recipes
 
 
-def test_recipes_are_listed_with_what_they_are(capsys):
+def test_tasks_and_recipes_are_listed_with_what_they_are(capsys):
     code, out, _ = said(capsys, "list")
     assert code == 0 and set(recipe_names()) <= set(out.split())
+    for line, name in zip(out.splitlines()[::2], sorted(TASKS), strict=True):
+        task_class = find_task_class(name)
+        assert line.split()[:2] == [name, task_class.version] and task_class.description in line
     code, out, _ = said(capsys, "list", "brick")
     listed = [line.split()[0] for line in out.splitlines()[1:] if line.startswith("  brick/")]
     assert code == 0 and listed == recipe_names("brick") and "brick/single_gpu" in listed
@@ -291,25 +294,37 @@ WRONG_WORDS = [
     (["train", "brick", "--num_train_epochs", "0"], "--num_train_epochs 0 must be above 0"),
     (["train", "brik"], "unknown task 'brik' (did you mean 'brick'?); tasks are: brick, infill,"),
     (["eval", "tiny", "--task", "brick", "--samples=0"], "--samples 0 must be at least 1"),
+    (["trian"], "unknown command 'trian' (did you mean 'train'?); commands are: train, eval,"),
+    (["tool", "prompts", "score", "--input", "none.jsonl"], "--input none.jsonl: this file does not exist"),
 ]
+SLOW = ["torch", "transformers", "trl", "datasets", "xgrammar", "matplotlib"]
 
 
-def test_wrong_words_are_found_before_slow_imports(tmp_path):
-    """One new process for all of them, since an interpreter without torch takes a second to start."""
+def test_what_needs_no_model_needs_no_slow_imports(tmp_path):
+    """Wrong words, the package, and what reward workers and other programs use. One new process for all of them, since
+    an interpreter without torch takes a second to start. The last command scores a line of standard input."""
     (tmp_path / "wrong.yaml").write_text("task: brick\ncurriculum_advance: 1.5\n")
     code = """
 import contextlib, io, json, sys
+import trl_grpo_tasks.constraints, trl_grpo_tasks.rewards.executor, trl_grpo_tasks.rewards.worker
 from trl_grpo_tasks.commands.main import main
-for words in json.loads(sys.argv[1]):
+from trl_grpo_tasks.tasks.machine import simulate
+from trl_grpo_tasks.tasks.theory import anomalies
+typed, slow = json.loads(sys.argv[1])
+for words in typed:
     with contextlib.redirect_stderr(io.StringIO()) as said:
         status = main(words)
-    print(json.dumps([status, said.getvalue(), "torch" in sys.modules]))
+    print(json.dumps([status, said.getvalue(), [name for name in slow if name in sys.modules]]))
 """
-    typed = json.dumps([words for words, _ in WRONG_WORDS])
+    scored = ["tool", "prompts", "score", "--input", "-"]
+    row = {"prompt": "1+1=", "rewards": {"exact": 1.0}, "answer": "2"}
     done = subprocess.run(
-        [sys.executable, "-c", code, typed], capture_output=True, text=True, check=True, cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        [sys.executable, "-c", code, json.dumps([[*(words for words, _ in WRONG_WORDS), scored], SLOW])],
+        capture_output=True, text=True, check=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        input=json.dumps({"row": row, "completion": "2"}),
     )  # fmt: skip
-    for (words, message), line in zip(WRONG_WORDS, done.stdout.splitlines(), strict=True):
-        status, said, has_torch = json.loads(line)
-        assert status == 2 and message in said and not has_torch, (words, said)
+    *lines, scores, last = done.stdout.splitlines()
+    for (words, message), line in zip(WRONG_WORDS, lines, strict=True):
+        status, said, loaded = json.loads(line)
+        assert status == 2 and message in said and not loaded, (words, said)
+    assert json.loads(scores)["success"] and json.loads(last) == [0, "", []]

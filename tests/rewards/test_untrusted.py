@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.test_main import command
-from tests.support.commands import refused
+from tests.support.commands import command, refused
 from tests.support.run_folders import before_and_after, write_run
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.report.page import task_of
