@@ -31,11 +31,11 @@ def train(endpoint, cwd, token=SECRET, **options):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("problem", ["nobody listens", "wrong token", "no token"])
+@pytest.mark.parametrize("problem", ["nobody listens", "no token"])
 def test_a_hub_that_cannot_be_used_is_found_before_training(tmp_path, problem):
     with Hub("another token") as hub:
-        endpoint = "http://127.0.0.1:9" if problem == "nobody listens" else hub.url
-        done, files = train(endpoint, tmp_path, token=None if problem == "no token" else SECRET)
+        endpoint, token = ("http://127.0.0.1:9", SECRET) if problem == "nobody listens" else (hub.url, None)
+        done, files = train(endpoint, tmp_path, token=token)
     assert done.returncode == 2 and files == {}
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: --push_to_hub: the repository 'user/letters' cannot be created or used (")

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from tests.support.commands import refused
-from tests.support.exhaustive import exhaustive_but
 from tests.support.gguf_file import write_gguf
 from tests.support.paths import ROOT
 from tests.support.quantised import needs_bitsandbytes, quantization
@@ -296,9 +295,8 @@ def test_qlora_with_a_constraint(tmp_path, monkeypatch):
 
 @pytest.mark.exhaustive
 @needs_bitsandbytes
-@pytest.mark.parametrize("bits", [4, 8])
-def test_a_cold_start_on_quantised_weights_is_an_adapter_that_grpo_trains_further(tmp_path, bits):
-    options = {f"load_in_{bits}bit": True, "cold_start_steps": 12, "beta": 0.1, **LORA}
+def test_a_cold_start_on_quantised_weights_is_an_adapter_that_grpo_trains_further(tmp_path):
+    options = {"load_in_8bit": True, "cold_start_steps": 12, "beta": 0.1, **LORA}
     train(tmp_path, save_merged=True, **options)
     start, end = saved(tmp_path / "cold_start"), saved(tmp_path)
     assert start.keys() == end.keys() and {weight.dtype for weight in end.values()} == {torch.float32}
@@ -313,11 +311,10 @@ def test_a_cold_start_on_quantised_weights_is_an_adapter_that_grpo_trains_furthe
 
 
 @needs_bitsandbytes
-@pytest.mark.parametrize("bits", exhaustive_but([4], [4, 8]))
-def test_a_model_that_is_stored_quantised(adapter, tmp_path, capsys, bits):
+def test_a_model_that_is_stored_quantised(adapter, tmp_path, capsys):
     stored = tmp_path / "stored"
     base = base_of(adapter)
-    model = AutoModelForCausalLM.from_pretrained(base, quantization_config=quantization(bits))
+    model = AutoModelForCausalLM.from_pretrained(base, quantization_config=quantization(4))
     model.save_pretrained(stored)
     AutoTokenizer.from_pretrained(base).save_pretrained(stored)
     expected = model.state_dict()  # not its logits: bitsandbytes rounds them where a CPU multiplies in bf16
