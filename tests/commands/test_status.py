@@ -7,8 +7,6 @@ import subprocess
 import sys
 import time
 
-import pytest
-
 from tests.support.commands import refused
 from tests.support.run_folders import before_and_after, edited, write_run
 from trl_grpo_tasks.commands.lock import PATIENCE, locked, running_process
@@ -41,26 +39,15 @@ def test_a_run_that_trains_now_and_then_has_stopped(tmp_path, capsys):
     assert "not running: step 10 of 40, 30 s so far; --resume_from_checkpoint continues it" in said(capsys, folder)
 
 
-def test_a_run_without_a_step_yet_and_a_folder_that_is_no_run(tmp_path, capsys):
+def test_folders_without_a_step_and_several(tmp_path, capsys):
     with locked(tmp_path / "starting", "train"):
         (tmp_path / "starting" / "base_model").mkdir()
-        text = said(capsys, tmp_path / "starting")
-    assert "no step yet" in text
-    (tmp_path / "empty").mkdir()
-    assert "not a run folder" in said(capsys, tmp_path / "empty")
-
-
-def test_several_runs_and_an_evaluation(tmp_path, capsys):
+        assert "no step yet" in said(capsys, tmp_path / "starting")
     write_run(tmp_path / "run")
     write_run(tmp_path / "eval", evaluations=before_and_after(), steps=0, settings=False, results="evaluation.json")
-    text = said(capsys, tmp_path / "run", tmp_path / "eval")
-    assert text.count("finished:") == 1 and "evaluation only" in text
-
-
-@pytest.mark.parametrize(("words", "complaint"), [([], "give RUN"), (["missing"], "missing: folder not found")])
-def test_wrong_words(tmp_path, capsys, monkeypatch, words, complaint):
-    monkeypatch.chdir(tmp_path)
-    assert complaint in refused(capsys, "report", "--status", *words)
+    (tmp_path / "empty").mkdir()
+    text = said(capsys, tmp_path / "run", tmp_path / "eval", tmp_path / "empty")
+    assert text.count("finished:") == 1 and "evaluation only" in text and "not a run folder" in text
 
 
 def test_hostile_files_are_printed_safely_or_refused(tmp_path, capsys):
