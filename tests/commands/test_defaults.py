@@ -76,19 +76,18 @@ def test_options_that_the_user_gives_replace_defaults_and_a_given_batch_is_kept(
     assert args.max_steps == -1 and args.num_train_epochs == 2
 
 
+OWN = type("Own", (Task,), {"name": "own"})
+
+
 def test_more_processes_need_fewer_passes(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    own = type("Own", (Task,), {"name": "own"})
-    assert layers(own, "full", {}, None)[0].values["gradient_accumulation_steps"] == 2
-    monkeypatch.setenv("WORLD_SIZE", "64")
-    assert layers(own, "full", {}, None)[0].values["gradient_accumulation_steps"] == 1
+    for processes, passes in (("4", 2), ("64", 1)):
+        monkeypatch.setenv("WORLD_SIZE", processes)
+        assert layers(OWN, "full", {}, None)[0].values["gradient_accumulation_steps"] == passes
 
 
 def test_frozen_weights_are_bf16_where_it_is_fast_and_trained_ones_are_not():
-    own = type("Own", (Task,), {"name": "own"})
-    assert layers(own, "adapter", {}, "bf16")[0].values["dtype"] == "bfloat16"
-    assert "dtype" not in layers(own, "adapter", {}, "fp16")[0].values
-    assert "dtype" not in layers(own, "full", {}, "bf16")[0].values
+    assert layers(OWN, "adapter", {}, "bf16")[0].values["dtype"] == "bfloat16"
+    assert "dtype" not in layers(OWN, "adapter", {}, "fp16")[0].values | layers(OWN, "full", {}, "bf16")[0].values
 
 
 def test_on_a_cpu_pretrained_models_get_gradient_checkpointing_and_the_embedded_one_does_not():

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.support.commands import refused, said
-from tests.support.run_folders import before_and_after, evaluation, write_run
+from tests.support.run_folders import before_and_after, write_run
 from tests.support.toy import ToyTask
 from trl_grpo_tasks.registry import get_task
 from trl_grpo_tasks.report.page import write_report
@@ -35,12 +35,6 @@ def test_the_best_samples_of_a_run(toy_run, capsys):
         assert answer["number"] == number and (-score.success, -score.total) == best
         assert (folder / f"sample_{number}.txt").read_text() == answer["completion"]
         assert answer["completion"] in (folder / f"sample_{number}.html").read_text()
-
-
-def test_equal_samples_are_written_once(tmp_path, capsys):
-    run = write_run(tmp_path / "run", evaluations=[evaluation("GRPO", ToyTask(), [("a", "a", "x", "a")])])
-    assert said(capsys, "export", run, "--out", tmp_path / "out", *TOY)[1].startswith("files of 2 answers")
-    assert (tmp_path / "out" / "sample_1.txt").read_text() == "a"
 
 
 def test_an_answer_from_a_file(tmp_path, capsys):

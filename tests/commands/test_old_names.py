@@ -1,7 +1,6 @@
 """Options under the names that other GRPO scripts give them: refused with the name here; docs/migration.md agrees."""
 
 import re
-from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +8,7 @@ from tests.support.commands import refused
 from tests.support.paths import ROOT
 from trl_grpo_tasks.commands.arguments import parse
 from trl_grpo_tasks.commands.main import COMMANDS
-from trl_grpo_tasks.commands.old_names import OLD_COMMANDS, OLD_NAMES, OLD_OPTIONS, OTHER_MEANINGS, meaning_hints
+from trl_grpo_tasks.commands.old_names import OLD_COMMANDS, OLD_NAMES, OLD_OPTIONS, OTHER_MEANINGS
 
 # The flags in the scripts of the documents that this package implements; the others are options here too.
 DOCUMENTS = {
@@ -65,16 +64,3 @@ def test_the_page_on_migration_lists_the_same_names():
     rows = re.findall(r"^\| (`.+?) \| `(\w+)`.* \|$", text.partition("## Concepts")[0], re.MULTILINE)
     listed = {old.lower(): new for names, new in rows for old in re.findall(r"`(\w+)`", names)}
     assert listed == OLD_NAMES | OTHER_MEANINGS
-
-
-def hints(**values):
-    given = {"num_iterations": 1, "rollout_batch_size": None, "generation_batch_size": 64, "num_generations": 8}
-    return meaning_hints(SimpleNamespace(**given | {"world_size": 2} | values))
-
-
-def test_values_that_only_make_sense_in_the_old_meaning():
-    assert hints() == hints(num_iterations=4, rollout_batch_size=31) == []
-    (line,) = hints(num_iterations=1000)
-    assert line.startswith("--num_iterations 1000 makes 1000 passes") and line.endswith("give --steps 1000 instead")
-    (line,) = hints(rollout_batch_size=32)
-    assert "a rollout has only 32 per process" in line and line.endswith("give --generation_batch_size 256 instead")

@@ -59,8 +59,6 @@ def test_a_file_of_requests_exits_with_1_unless_all_are_solved(easy, capsys):
         (1, True, ""), (2, False, "never"), (3, None, "the t")
     ]  # fmt: skip
     assert sorted(path.name for path in Path("solved").glob("*.txt")) == [f"sample_{n}.txt" for n in (1, 2, 3)]
-    Path("in.txt").write_text("x\n\nxa\n")
-    assert said(capsys, "solve", *TINY, "--requests", "in.txt", "--top", 1)[0] == 0
 
 
 def test_files_of_an_earlier_command_are_replaced_and_others_stay(easy, capsys):
@@ -97,24 +95,16 @@ def test_an_interrupted_command_leaves_what_it_has_found(easy, capsys, monkeypat
     assert len(Path("solved/answers.jsonl").read_text().splitlines()) == 2
 
 
-def test_the_same_seed_prints_the_same(easy, capsys):
-    """Except for seconds, which are cut off here."""
-
-    def shown(seed):
-        words = ("--text", "y", "--samples", 24, "--seed", seed)
-        lines = said(capsys, "solve", *TINY, *words)[1].splitlines()
-        return [line.partition(" samples, ")[0] for line in lines]
-
-    assert shown(1) == shown(1) != shown(2)
-
-
-def test_what_cannot_be_judged_is_said_and_not_a_success(easy, capsys):
+def test_what_cannot_be_judged_is_said_and_not_a_success_and_hostile_text_is_printed_safely(easy, capsys):
     easy.write_text(
         easy.read_text() + "\n    def unverifiable(self, row):\n        return 'the word is \\x1b[31m secret'\n"
     )
-    code, out, _ = said(capsys, "solve", *TINY, "--text", "x", "--samples", 8)
+    Path("in.txt").write_text("x\x1b]0;title\x07\u202e\u2028x\n")
+    code, out, _ = said(capsys, "solve", *TINY, "--requests", "in.txt", "--samples", 8)
     assert code == 1 and "  cannot be judged: the word is \\x1b[31m secret (8 samples, " in out
     assert "success" not in out and "0 of 1 request solved" in out
+    assert out.splitlines()[0] == r"request 1: x\x1b]0;title\x07\u202e\u2028x"
+    assert all(character.isprintable() for line in out.split("\n") for character in line)
 
 
 def test_reasons_that_differ_in_numbers_count_together():
@@ -123,13 +113,6 @@ def test_reasons_that_differ_in_numbers_count_together():
     reasons = Counter({"a": 4, "b": 3, "c1": 1, "c2": 1, "d": 1, "12 3": 1, "1 23": 1})
     assert counted(reasons) == "4 x a; 3 x b; 2 x c...; and 2 other reasons"
     assert counted(Counter({"": 2, "ab": 1, "a1b": 1})) == "2 x ; 1 x ab; 1 x a1b"
-
-
-def test_hostile_text_is_printed_safely(easy, capsys):
-    Path("in.txt").write_text("x\x1b]0;title\x07\u202e\u2028x\n")
-    code, out, _ = said(capsys, "solve", *TINY, "--requests", "in.txt", "--top", 1)
-    assert code == 0 and out.splitlines()[0] == r"request 1: x\x1b]0;title\x07\u202e\u2028x"
-    assert all(character.isprintable() for line in out.split("\n") for character in line)
 
 
 @pytest.mark.parametrize(
@@ -161,18 +144,6 @@ def test_mistakes_are_one_line_before_the_model_is_loaded(my_task, capsys, monke
     Path("bad.jsonl").write_text('{"text": "ab"}\n\nnot JSON\n')
     Path("text.jsonl").write_text('{"text": 3}\n')
     assert message in refused(capsys, "solve", *TINY, *words)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("tiny", "--text", "a"), "tiny is not a run, neither a folder nor on the Hub; name the task too"),
-        (("outputs/none", "--text", "a"), "does not exist"),
-        (("--text", "a"), "give RUN_OR_MODEL"),
-    ],
-)
-def test_a_model_needs_a_task(my_task, capsys, words, message):
-    assert message in refused(capsys, "solve", *words)
 
 
 def test_a_text_that_is_not_understood_names_its_line(tmp_path, capsys, monkeypatch):

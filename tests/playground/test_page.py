@@ -9,7 +9,6 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from tests.support.exhaustive import exhaustive_but
 from tests.support.played import MOST_TOKENS, save_run
 from tests.support.toy import ToyTask
 from trl_grpo_tasks.playground.models import AFTER, BEFORE, Models, initial_model
@@ -44,10 +43,9 @@ def test_requests_are_texts_or_rows():
     assert request_of(" a table ") == "a table" and request_of('{"prompt": "x"}') == {"prompt": "x"}
 
 
-@pytest.mark.parametrize("name", exhaustive_but(["prompts"], ["brick", "machine", "theory", "infill", "prompts"]))
-def test_examples_are_held_out_rows(name):
+def test_examples_are_held_out_rows():
     """What the example means has the prompt of a row of the test split."""
-    task = get_task(name)
+    task = get_task("prompts")
     prompts = [row["prompt"] for row in task.dataset("test", 64, 0)]
     for seed in range(3):
         random.seed(seed)

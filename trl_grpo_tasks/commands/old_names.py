@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 # Commands of earlier versions, and what to write now.
 OLD_COMMANDS = {
@@ -72,7 +71,6 @@ OLD_NAMES = {
 }
 # Options that exist here with another meaning, and the option that has the meaning they have elsewhere.
 OTHER_MEANINGS = {"num_iterations": "max_steps", "rollout_batch_size": "generation_batch_size"}
-MOST_PASSES = 20  # over one rollout; a larger number was meant as a number of steps
 
 
 def refuse_old_options(command: str, words: Sequence[str]) -> None:
@@ -82,22 +80,3 @@ def refuse_old_options(command: str, words: Sequence[str]) -> None:
         name = word.partition("=")[0]
         if name in old:
             raise ValueError(f"{name} is now: {old[name]}")
-
-
-def meaning_hints(args: Any) -> list[str]:
-    """Return a line for each option of a `TaskGRPOConfig` whose value only makes sense in the meaning that it has
-    elsewhere."""
-    hints = []
-    if (passes := args.num_iterations) > MOST_PASSES:
-        hints.append(
-            f"--num_iterations {passes} makes {passes} passes over each rollout; for {passes} optimizer steps, give "
-            f"--steps {passes} instead"
-        )
-    size, completions = args.rollout_batch_size, args.generation_batch_size // args.world_size
-    if size is not None and size >= completions:
-        hints.append(
-            f"--rollout_batch_size {size} bounds how many completions are generated at a time, and a rollout has only "
-            f"{completions} per process; for {size} prompts per rollout, give --generation_batch_size "
-            f"{size * args.num_generations} instead"
-        )
-    return hints

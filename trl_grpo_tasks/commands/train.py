@@ -26,7 +26,6 @@ from .errors import failed, takes_debug
 from .eval import Candidate, Comparison, evaluate_model, evaluation_settings, judge_usage, load_for_evaluation
 from .hub import PushError
 from .lock import locked
-from .old_names import meaning_hints
 from .plan import Plan, check_writable, prepare
 from .push import push_run
 from .quiet import quiet_third_party_logging
@@ -132,7 +131,7 @@ def run_training(
     for line in run.defaults:
         say(line)
     is_chosen = name == TINY and args.learning_rate == task.tiny_defaults.get("learning_rate")  # by the task
-    for hint in [*meaning_hints(args), *(() if is_chosen else rate_hints(run.kind, args.learning_rate))]:
+    for hint in () if is_chosen else rate_hints(run.kind, args.learning_rate):
         say(f"hint: {hint}")
 
     model = plan.model.path
