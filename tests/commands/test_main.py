@@ -90,12 +90,6 @@ def test_short_answers_of_a_new_task_are_shown(my_task, capsys):
     assert "--word_length; to set options of a task, name it with --task" in err
 
 
-def test_what_the_disk_refuses_is_one_line(my_task, capsys):
-    Path("run/report.html").mkdir(parents=True)
-    Path("run/training_metrics.jsonl").write_text('{"step": 1}')
-    assert "report.html" in refused(capsys, "report", "run", "--task", "my_task.py")
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -172,10 +166,12 @@ def test_precedence_of_options(my_task):
     assert parsed("--task=my_task.py")[2].learning_rate == 5e-4
 
 
-def test_a_flag_chooses_another_task_than_the_recipe(my_task):
+def test_a_flag_chooses_another_task_than_the_recipe_and_adapters_have_no_dropout(my_task):
+    """TRL's default of 0.05 would make sampling and scoring draw different masks."""
     Path("recipe.yaml").write_text("task: prompts\nmax_steps: 7\n")
-    task, _, args, _ = parsed("--config=recipe.yaml", "--task=my_task.py")
-    assert (task.name, args.max_steps) == ("my_task", 7)
+    task, _, args, model = parsed("--config=recipe.yaml", "--task=my_task.py")
+    assert (task.name, args.max_steps, model.lora_dropout) == ("my_task", 7, 0)
+    assert parsed("--task", "my_task.py", "--lora_dropout", "0.1")[3].lora_dropout == 0.1
 
 
 @pytest.mark.parametrize(
@@ -204,12 +200,6 @@ def test_a_run_in_fp16_says_that_the_gpu_has_no_fast_bf16(my_task, monkeypatch, 
     with pytest.raises(AttributeError):  # after the first line, because there is no plan
         run.run_training(task, arguments, args, model, plan=None)
     assert "model tiny, fp16 on cpu (this GPU has no fast bf16), output in" in capsys.readouterr().out
-
-
-def test_adapters_have_no_dropout_unless_it_is_asked_for(my_task):
-    """TRL's default of 0.05 would make sampling and scoring draw different masks."""
-    assert parsed("--task", "my_task.py")[3].lora_dropout == 0
-    assert parsed("--task", "my_task.py", "--lora_dropout", "0.1")[3].lora_dropout == 0.1
 
 
 @pytest.mark.parametrize(
