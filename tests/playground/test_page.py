@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -63,8 +64,9 @@ def test_a_task_that_reads_no_text_has_rows_as_examples():
 
 def test_the_initial_model_of_a_run(tmp_path, tiny_path):
     run = save_run(tmp_path / "run")
+    shutil.copytree(tmp_path / "run" / "cold_start", tmp_path / "run" / "base_model")
     assert initial_model(run) == f"{run}/cold_start"
-    (tmp_path / "run" / "cold_start").rename(tmp_path / "run" / "base_model")
+    shutil.rmtree(tmp_path / "run" / "cold_start")
     assert initial_model(run) == f"{run}/base_model"
     (tmp_path / "run" / "base_model").rename(tmp_path / "other")
     assert initial_model(run) is None, "a tiny model that is not there any more"
