@@ -41,8 +41,7 @@ def test_models_that_a_run_made_of_the_embedded_model_are_of_its_kind(tmp_path):
     assert kind_of({"model_name_or_path": str(tmp_path)}) == "tiny"
     given = {"model_name_or_path": str(tmp_path / "cold_start")}
     assert kind_of(given) == "tiny"
-    own = type("Own", (Task,), {"name": "own", "tiny_defaults": {"cold_start_steps": 300}})
-    assert layers(own, "tiny", given, None)[-1].values == {"cold_start_steps": 0}, "it has had one"
+    assert layers(OWN, "tiny", given, None)[-1].values == {"cold_start_steps": 0}, "it has had one"
     (tmp_path / "later").mkdir()
     (tmp_path / "later" / "settings.json").write_text(json.dumps({"model": {"name": given["model_name_or_path"]}}))
     assert kind_of({"models": f"model={tmp_path / 'later'}"}) == "tiny", "also of a second run"
@@ -70,9 +69,9 @@ def test_the_python_api_keeps_the_defaults_of_trl(tmp_path):
 
 
 def test_options_that_the_user_gives_replace_defaults_and_a_given_batch_is_kept():
-    _, args, _ = parsed("--task", "theory", "--model", "./model", "--lr", "1e-5", "--batch_size", "32")
+    given = ("--lr", "1e-5", "--batch_size", "32", "--num_train_epochs", "2")
+    _, args, _ = parsed("--task", "theory", "--model", "./model", *given)
     assert args.learning_rate == 1e-5 and args.gradient_accumulation_steps == 1
-    _, args, _ = parsed("--task", "theory", "--model", "./model", "--num_train_epochs", "2")
     assert args.max_steps == -1 and args.num_train_epochs == 2
 
 
