@@ -1,10 +1,9 @@
 """What the READMEs and docs/ show works: every command and `python` block is run, shortened; every link leads
-somewhere. Blocks marked `py` are fragments, which are not run."""
+somewhere. Training is prepared only, unless the page uses the run. Blocks marked `py` are fragments, not run."""
 
 import importlib.util
 import itertools
 import json
-import os
 import re
 import shlex
 import shutil
@@ -24,6 +23,7 @@ from tests.support.chat_server import ChatServer
 from tests.support.exhaustive import exhaustive_but
 from tests.support.gguf_file import write_gguf
 from tests.support.paths import ROOT
+from tests.support.run_folders import edited, evaluation, write_run
 from tests.tasks.infill.test_task import CORPUS
 from tests.test_notebooks import OF_TASK, SHORT
 from trl_grpo_tasks import TaskGRPOConfig
@@ -33,8 +33,9 @@ from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.arguments import parse
 from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.commands.command_words import ALIASES
+from trl_grpo_tasks.commands.plan import prepare
 from trl_grpo_tasks.commands.recipes import find_recipe
-from trl_grpo_tasks.registry import TASKS
+from trl_grpo_tasks.registry import TASKS, get_task
 from trl_grpo_tasks.tasks.brick.drawing import render
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -140,8 +141,10 @@ def plain_bricks(monkeypatch):
 @pytest.mark.parametrize("page", exhaustive_but(PAGES[:1], PAGES), ids=page_name)
 def test_every_command_runs(page, clone, reader, plain_bricks):
     """In the order of the page, since one uses what another made."""
-    reader.open(page)
-    for words in commands(page):
+    for name, text in saved_files(page).items():
+        (clone / name).write_text(text)
+    all_words = commands(page)
+    for number, words in enumerate(all_words, 1):
         typed = " ".join(words)
         if "--use_vllm" in words:  # tests/vllm trains with vLLM; here its options are read
             start = words.index("train.py" if "train.py" in words else "train")
@@ -149,44 +152,34 @@ def test_every_command_runs(page, clone, reader, plain_bricks):
             assert task.name and args.use_vllm
         elif not any(typed.startswith(start) for start in NOT_RUN):
             unsolved = 1 if words[:2] == ["trl-grpo-tasks", "solve"] else 0  # a model of one step solves nothing
-            assert reader.run(words) in (0, unsolved), typed
+            assert reader.run(words, all_words[number:]) in (0, unsolved), typed
 
 
 class Reader:
-    """Runs the commands of all pages in one folder, shortened. A command that an earlier page had is not repeated
-    while the folder that it wrote is there; a folder that another page made is not in the way of this one."""
+    """Runs the commands of all pages in one folder, shortened. `later` are the commands that follow on the page."""
 
     def __init__(self, folder):
         self._folder = folder
-        self._page = None
-        self._trained = {}  # output folder -> (page, options)
+        self._trained = {}  # output folder -> the command that made it
+        self._prepared = itertools.count()
 
-    def open(self, page):
-        self._page = page
-        for name, text in saved_files(page).items():
-            (self._folder / name).write_text(text)
-
-    def run(self, words):
+    def run(self, words, later):
         if words[0] == "make":
             lines = subprocess.run(["make", "-n", *words[1:]], capture_output=True, text=True, check=True).stdout
             trained = [shlex.split(line) for line in lines.splitlines() if "train.py" in line]
-            return max([self._train(line[line.index("train.py") + 1 :]) for line in trained], default=0)
+            return max([self._train(line[line.index("train.py") + 1 :], later) for line in trained], default=0)
         if words[:2] == ["accelerate", "launch"]:
             launcher = words[2 : words.index("train.py")]
             assert all((self._folder / file).is_file() for file in launcher if file.endswith(".yaml"))
-            return self._train(words[words.index("train.py") + 1 :])
+            return self._train(words[words.index("train.py") + 1 :], later)
         if words[:2] == ["trl-grpo-tasks", "train"]:
-            return self._train(words[2:])
+            return self._train(words[2:], later)
         if words[:2] == ["trl-grpo-tasks", "new"]:
             (self._folder / f"{words[2]}.py").unlink(missing_ok=True)
-        if words[0] == "trl-grpo-tasks":
-            return cli.main([*words[1:], *added(words)])
-        if words[:2] == ["python", "-m"]:
-            environment = os.environ | {"PYTHONPATH": str(ROOT)}
-            return subprocess.run([sys.executable, *words[1:]], env=environment).returncode
-        raise AssertionError(f"how to run {' '.join(words)!r} is not known: add it here, or say in NOT_RUN why not")
+        assert words[0] == "trl-grpo-tasks", f"how to run {' '.join(words)!r}: add it here, or say in NOT_RUN why not"
+        return cli.main([*words[1:], *added(words)])
 
-    def _train(self, words):
+    def _train(self, words, later):
         """With small steps, and a small model of the same family where the Hub would be asked for one."""
         words = [ALIASES.get(word, word) for word in words]
         given = dict(pairwise(words))
@@ -195,14 +188,13 @@ class Reader:
         if not words[0].startswith("--"):
             options["--task"] = words[0]
         task = options["--task"]
-        output = options.get("--output_dir", f"outputs/{Path(task).stem}")
-        if "--output_dir" not in options and self._trained.get(output, (None, None))[0] == self._page:
-            output = f"{output}_{len(self._trained)}"  # alternatives on one page
-        by, what = self._trained.get(output, (None, None))
-        self._trained[output] = (self._page, words)
-        if by != self._page:
-            if what == words and (self._folder / output).is_dir():
-                return 0
+        output, resumes = options.get("--output_dir", f"outputs/{Path(task).stem}"), words[-1].startswith("--resume")
+        is_used = resumes or any(output in word for line in later for word in line)
+        if not is_used:
+            output = f"prepared/{next(self._prepared)}"
+        elif self._trained.get(output) == words:
+            return 0  # an earlier page had the same command
+        elif not resumes:
             shutil.rmtree(self._folder / output, ignore_errors=True)
         length = 128 if task == "prompts" else 16  # the shortest answer under a JSON schema needs more than 16
         short = f"{SHORT} {OF_TASK.get(task, '')} --max_steps 1 --max_completion_length {length}".split()
@@ -217,10 +209,13 @@ class Reader:
             short += ["--model_name_or_path", str(save_small(name, self._folder / "small" / name))]
         if options.get("--prompts_file", "").count("/") == 1:
             short += ["--prompts_file", HUB_DATA["prompts_file"]]
-        if "--judge_url" in options:
-            with ChatServer(grades_for) as server:
-                return run.main([*words, *short, "--judge_url", server.url])
-        return run.main([*words, *short])
+        with ChatServer(grades_for) as server:
+            short += ["--judge_url", server.url] if "--judge_url" in options else []
+            if not is_used:
+                prepare(*parse([*words, *short]))
+                return 0
+            self._trained[output] = words
+            return run.main([*words, *short])
 
 
 def grades_for(request):
@@ -243,8 +238,8 @@ def added(words):
 
 
 @pytest.mark.exhaustive
-def test_the_pictures_can_be_made_again(clone, tmp_path, monkeypatch):
-    """One seed, a few steps."""
+def test_the_pictures_can_be_made_again(tmp_path, judges_path, monkeypatch):
+    """One seed, a few steps; gold answers instead of those of trained models."""
     pytest.importorskip("matplotlib")
     spec = importlib.util.spec_from_file_location("make_pictures", ROOT / "docs" / "make_pictures.py")
     pictures = importlib.util.module_from_spec(spec)
@@ -252,9 +247,17 @@ def test_the_pictures_can_be_made_again(clone, tmp_path, monkeypatch):
     monkeypatch.setattr(pictures, "IMAGES", tmp_path / "images")
     monkeypatch.setattr(pictures, "SEEDS", (0,))
     pictures.constraints(steps=8)
-    for task in ("brick", "machine", "theory", "infill"):
-        words = f"--task {task} --output_dir {tmp_path}/{task}"
-        assert run.main([*words.split(), *SHORT.split(), *OF_TASK[task].split()]) == 0
+    judges = {"judge": str(judges_path / "judge"), "held_out_judge": str(judges_path / "held_out"), "text_length": 128}
+    for name in ("brick", "machine", "theory", "infill"):
+        options = judges if name == "infill" else {}
+        task = get_task(name, options)
+        rows = task.dataset("test", 4, 0)
+        golds = [evaluation(when, task, [(task.gold(row),) for row in rows], rows) for when in ("before", "GRPO")]
+        for one in golds:
+            one.metrics.setdefault("judge", 0.5)
+        folder = write_run(tmp_path / name, evaluations=golds)
+        with edited(folder / "settings.json") as settings:
+            settings |= {"task": {"name": name, "options": options}, "run": {"task": name}}
     pictures.strip(str(tmp_path / "brick"), columns=2)
     pictures.tasks(str(tmp_path))
     made = {file.name: file.stat().st_size for file in (tmp_path / "images").iterdir()}
@@ -316,22 +319,18 @@ def test_links_lead_somewhere(page):
 
 @pytest.fixture(scope="module")
 def known_options():
+    """Those in the help of commands and tools, as the reference shows it, of benchmarks, of training with each kind of
+    task, and of other programs (the first words of options)."""
     from trl import ModelConfig
 
     from trl_grpo_tasks.commands.arguments import RunArguments, make_parser
     from trl_grpo_tasks.registry import find_task_class
 
-    # Of other commands than train and eval.
-    other = (
-        "config help version text input editor environment host port top format to type repo merged private dry_run "
-    )
-    other += "requests row seconds all vllm_server_url status share "
-    # Of accelerate, build, pip (--no-deps), vLLM and hf (the first words of options), ray start, pytest,
-    # make_notebooks.py; and of earlier versions, in commands of results pages.
-    other += "num_processes config_file wheel no tensor gpu head num address block reverse run num_samples "
-    # Of tools of tasks.
-    other += "trial gif png xml mjcf bsg json results samples rows output held_out"
-    known = {*ALIASES, *(f"--{name}" for name in other.split())}
+    # Of accelerate, build, pip (--no-deps), vLLM, ray start, pytest, make_notebooks.py; and of earlier versions.
+    other = "num_processes config_file wheel no tensor gpu head num address block reverse run num_samples "
+    other += "input to trial gif png xml mjcf bsg json results rows output held_out"  # of tools of tasks
+    known = {"--config", "--version", *ALIASES, *(f"--{name}" for name in other.split())}
+    known |= set(re.findall(r"--[a-z]\w+", (DOCS / "reference" / "commands.txt").read_text()))
     for benchmark in (ROOT / "benchmarks").glob("*.py"):
         known |= set(re.findall(r'add_argument\(\s*"(--\w+)"', benchmark.read_text()))
     for name in (*TASKS, "trl:trl.rewards:think_format_reward"):
@@ -339,9 +338,7 @@ def known_options():
         known |= {option for action in parser._actions for option in action.option_strings}
     adapters = (openenv.OpenEnvOptions, reasoning_gym.GymOptions, trl_environment.TrlEnvironmentOptions,
                 verifiers.VerifiersOptions)  # fmt: skip
-    for options in adapters:
-        known |= {f"--{field.name}" for field in fields(options)}
-    return known
+    return known | {f"--{field.name}" for options in adapters for field in fields(options)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)

@@ -35,21 +35,18 @@ def test_without_a_task_it_is_said_what_to_pass(capsys, command):
         assert ", ".join(sorted(TASKS)) in err and f"'trl-grpo-tasks {command} -h'" in err
 
 
-def test_a_recipe_without_a_task_is_said(my_task, capsys):
-    Path("recipe.yaml").write_text("max_steps: 3")
-    err = refused(capsys, "train", "--config", "recipe.yaml")
-    assert "--config recipe.yaml names no task; give one: trl-grpo-tasks train TASK --config" in err
-
-
 def test_the_task_is_the_first_word_or_an_option(my_task, capsys):
     for words in ("my_task.py", "--task my_task.py", "--task=my_task.py", "my_task.py --task my_task.py"):
         task, arguments, _, _ = parsed(*words.split())
         assert task.name == "my_task" and arguments.task == "my_task.py"
-    code, _, err = said(capsys, "train", "my_task.py", "--task", "brick")
-    assert code == 2 and "the task is given twice, as 'my_task.py' and as --task 'brick'; give it once" in err
-    code, _, err = said(capsys, "train", "--steps", "3", "my_task.py")
-    assert code == 2 and "name a task" in err
-    assert "the task is given twice" in refused(capsys, "check", "my_task.py", "--task=brick")
+    for words, message in {
+        "train my_task.py --task brick": "is given twice, as 'my_task.py' and as --task 'brick'; give it once",
+        "train --config recipe.yaml": "recipe.yaml names no task; give one: trl-grpo-tasks train TASK --config",
+        "check my_task.py --task=brick": "the task is given twice",
+    }.items():
+        Path("recipe.yaml").write_text("max_steps: 3")
+        assert message in refused(capsys, *words.split())
+    assert "name a task" in said(capsys, "train", "--steps", "3", "my_task.py")[2]
 
 
 # ---- options
@@ -88,18 +85,13 @@ def test_settings_for_the_tiny_model_are_for_no_other(my_task):
         _, arguments, args, _ = parsed("my_task.py", *words)
         return arguments.cold_start_steps, args.max_steps, args.learning_rate, args.max_completion_length
 
-    tiny = (150, 120, 5e-4, 12)  # the second is of the task, the others are of all tiny models or of all models
-    assert settings() == settings("--model", "tiny") == settings("--model_name_or_path=tiny") == tiny
-    other = settings("--model", "owner/name")
-    assert other == settings("--model_name_or_path", "owner/name") == settings("--model=owner/name")
-    assert other == settings("--model-name-or-path=owner/name") == settings("--model", "tiny", "--model", "owner/name")
-    assert settings("--model", "owner/name", "--model", "tiny") == tiny
-    assert other == (0, 200, 5e-6, 12)
+    tiny, other = (150, 120, 5e-4, 12), (0, 200, 5e-6, 12)  # 120 is of the task, the others are of the kind of weights
+    assert settings() == settings("--model", "owner/name", "--model", "tiny") == tiny
+    assert settings("--model-name-or-path=tiny") == tiny
+    assert settings("--model=owner/name") == settings("--model", "tiny", "--model", "owner/name") == other
     Path("recipe.yaml").write_text("model_name_or_path: owner/name")
     assert settings("--config", "recipe.yaml") == other
-    assert settings("--config", "recipe.yaml", "--model", "tiny") == tiny
-    Path("recipe.yaml").write_text("learning_rate: 0.1")
-    assert settings("--config", "recipe.yaml", "--steps", "3") == (150, 3, 0.1, 12)
+    assert settings("--config", "recipe.yaml", "--model", "tiny", "--steps", "3") == (150, 3, 5e-4, 12)
 
 
 @pytest.mark.parametrize(
@@ -134,9 +126,12 @@ def test_yes_no_options_decide_on_the_defaults_however_they_are_written(my_task)
 # ---- recipes
 
 
-def test_recipes_are_listed_with_what_they_are(capsys):
+def test_tasks_and_recipes_are_listed_with_what_they_are(capsys):
     code, out, _ = said(capsys, "list")
     assert code == 0 and set(recipe_names()) <= set(out.split())
+    for line, name in zip(out.splitlines()[::2], sorted(TASKS), strict=True):
+        task_class = find_task_class(name)
+        assert line.split()[:2] == [name, task_class.version] and task_class.description in line
     code, out, _ = said(capsys, "list", "brick")
     listed = [line.split()[0] for line in out.splitlines()[1:] if line.startswith("  brick/")]
     assert code == 0 and listed == recipe_names("brick") and "brick/single_gpu" in listed
@@ -251,8 +246,6 @@ def test_tools_are_listed_and_run(capsys):
     assert "task 'prompts' has no tool 'show'; its tools are: score" in err
     err = refused(capsys, "tool", "infill", "prepare-judge", "--output_dir", "x", "--judge_step", "3")
     assert "unknown option --judge_step (did you mean '--judge_steps'?)" in err
-    code, out, _ = said(capsys, "tool", "theory", "survey", "--samples", "20")
-    assert code == 0 and out.splitlines()[1].startswith("random walk")
 
 
 def test_a_task_of_your_own_can_have_tools(my_task, capsys):
@@ -291,25 +284,37 @@ WRONG_WORDS = [
     (["train", "brick", "--num_train_epochs", "0"], "--num_train_epochs 0 must be above 0"),
     (["train", "brik"], "unknown task 'brik' (did you mean 'brick'?); tasks are: brick, infill,"),
     (["eval", "tiny", "--task", "brick", "--samples=0"], "--samples 0 must be at least 1"),
+    (["trian"], "unknown command 'trian' (did you mean 'train'?); commands are: train, eval,"),
+    (["tool", "prompts", "score", "--input", "none.jsonl"], "--input none.jsonl: this file does not exist"),
 ]
+SLOW = ["torch", "transformers", "trl", "datasets", "xgrammar", "matplotlib"]
 
 
-def test_wrong_words_are_found_before_slow_imports(tmp_path):
-    """One new process for all of them, since an interpreter without torch takes a second to start."""
+def test_what_needs_no_model_needs_no_slow_imports(tmp_path):
+    """Wrong words, the package, and what reward workers and other programs use. One new process for all of them, since
+    an interpreter without torch takes a second to start. The last command scores a line of standard input."""
     (tmp_path / "wrong.yaml").write_text("task: brick\ncurriculum_advance: 1.5\n")
     code = """
 import contextlib, io, json, sys
+import trl_grpo_tasks.constraints, trl_grpo_tasks.rewards.executor, trl_grpo_tasks.rewards.worker
 from trl_grpo_tasks.commands.main import main
-for words in json.loads(sys.argv[1]):
+from trl_grpo_tasks.tasks.machine import simulate
+from trl_grpo_tasks.tasks.theory import anomalies
+typed, slow = json.loads(sys.argv[1])
+for words in typed:
     with contextlib.redirect_stderr(io.StringIO()) as said:
         status = main(words)
-    print(json.dumps([status, said.getvalue(), "torch" in sys.modules]))
+    print(json.dumps([status, said.getvalue(), [name for name in slow if name in sys.modules]]))
 """
-    typed = json.dumps([words for words, _ in WRONG_WORDS])
+    scored = ["tool", "prompts", "score", "--input", "-"]
+    row = {"prompt": "1+1=", "rewards": {"exact": 1.0}, "answer": "2"}
     done = subprocess.run(
-        [sys.executable, "-c", code, typed], capture_output=True, text=True, check=True, cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        [sys.executable, "-c", code, json.dumps([[*(words for words, _ in WRONG_WORDS), scored], SLOW])],
+        capture_output=True, text=True, check=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        input=json.dumps({"row": row, "completion": "2"}),
     )  # fmt: skip
-    for (words, message), line in zip(WRONG_WORDS, done.stdout.splitlines(), strict=True):
-        status, said, has_torch = json.loads(line)
-        assert status == 2 and message in said and not has_torch, (words, said)
+    *lines, scores, last = done.stdout.splitlines()
+    for (words, message), line in zip(WRONG_WORDS, lines, strict=True):
+        status, said, loaded = json.loads(line)
+        assert status == 2 and message in said and not loaded, (words, said)
+    assert json.loads(scores)["success"] and json.loads(last) == [0, "", []]

@@ -41,8 +41,7 @@ def test_models_that_a_run_made_of_the_embedded_model_are_of_its_kind(tmp_path):
     assert kind_of({"model_name_or_path": str(tmp_path)}) == "tiny"
     given = {"model_name_or_path": str(tmp_path / "cold_start")}
     assert kind_of(given) == "tiny"
-    own = type("Own", (Task,), {"name": "own", "tiny_defaults": {"cold_start_steps": 300}})
-    assert layers(own, "tiny", given, None)[-1].values == {"cold_start_steps": 0}, "it has had one"
+    assert layers(OWN, "tiny", given, None)[-1].values == {"cold_start_steps": 0}, "it has had one"
     (tmp_path / "later").mkdir()
     (tmp_path / "later" / "settings.json").write_text(json.dumps({"model": {"name": given["model_name_or_path"]}}))
     assert kind_of({"models": f"model={tmp_path / 'later'}"}) == "tiny", "also of a second run"
@@ -70,25 +69,24 @@ def test_the_python_api_keeps_the_defaults_of_trl(tmp_path):
 
 
 def test_options_that_the_user_gives_replace_defaults_and_a_given_batch_is_kept():
-    _, args, _ = parsed("--task", "theory", "--model", "./model", "--lr", "1e-5", "--batch_size", "32")
+    given = ("--lr", "1e-5", "--batch_size", "32", "--num_train_epochs", "2")
+    _, args, _ = parsed("--task", "theory", "--model", "./model", *given)
     assert args.learning_rate == 1e-5 and args.gradient_accumulation_steps == 1
-    _, args, _ = parsed("--task", "theory", "--model", "./model", "--num_train_epochs", "2")
     assert args.max_steps == -1 and args.num_train_epochs == 2
 
 
+OWN = type("Own", (Task,), {"name": "own"})
+
+
 def test_more_processes_need_fewer_passes(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    own = type("Own", (Task,), {"name": "own"})
-    assert layers(own, "full", {}, None)[0].values["gradient_accumulation_steps"] == 2
-    monkeypatch.setenv("WORLD_SIZE", "64")
-    assert layers(own, "full", {}, None)[0].values["gradient_accumulation_steps"] == 1
+    for processes, passes in (("4", 2), ("64", 1)):
+        monkeypatch.setenv("WORLD_SIZE", processes)
+        assert layers(OWN, "full", {}, None)[0].values["gradient_accumulation_steps"] == passes
 
 
 def test_frozen_weights_are_bf16_where_it_is_fast_and_trained_ones_are_not():
-    own = type("Own", (Task,), {"name": "own"})
-    assert layers(own, "adapter", {}, "bf16")[0].values["dtype"] == "bfloat16"
-    assert "dtype" not in layers(own, "adapter", {}, "fp16")[0].values
-    assert "dtype" not in layers(own, "full", {}, "bf16")[0].values
+    assert layers(OWN, "adapter", {}, "bf16")[0].values["dtype"] == "bfloat16"
+    assert "dtype" not in layers(OWN, "adapter", {}, "fp16")[0].values | layers(OWN, "full", {}, "bf16")[0].values
 
 
 def test_on_a_cpu_pretrained_models_get_gradient_checkpointing_and_the_embedded_one_does_not():

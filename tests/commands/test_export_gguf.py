@@ -134,13 +134,10 @@ def test_the_modelfile_samples_and_formats_prompts_as_the_run_did(run, capsys, n
         (("TINY",), "has the tokenizer of a tiny model, which llama.cpp does not know"),
         (("BERT",), "is a masked language model, with which llama.cpp cannot generate"),
         (("RUN", "--type", "q8"), "unknown --type 'q8'"),
+        (("RUN",), "there is no convert_hf_to_gguf.py"),
     ],
 )
-def test_wrong_options(run, tiny_path, bert_path, capsys, words, message):
+def test_wrong_options(run, tiny_path, bert_path, tmp_path, capsys, monkeypatch, words, message):
+    monkeypatch.setenv("LLAMA_CPP", str(tmp_path))
     places = {"RUN": run, "TINY": tiny_path, "BERT": bert_path}
     assert message in refused(capsys, "export-model", *(places.get(word, word) for word in words))
-
-
-def test_a_variable_that_names_no_converter(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("LLAMA_CPP", str(tmp_path))
-    assert "there is no convert_hf_to_gguf.py" in said(capsys, "export-model", run)[2]

@@ -162,11 +162,15 @@ def test_an_upload_that_failed_is_repeated_without_sending_weights_again(full_ru
     assert sum(request.startswith("PUT") for request in hub.requests) == 1
 
 
+def dry_run(capsys, run, *flags):
+    assert main(["push", str(run), "--dry_run", *flags, *TOY]) == 0
+    return capsys.readouterr().out
+
+
 def test_a_dry_run_shows_the_files_and_changes_nothing(adapter_run, capsys):
     before = contents(adapter_run)
     for flags, weights in (((), True), (("--merged",), False)):
-        assert main(["push", str(adapter_run), "--dry_run", *flags, *TOY]) == 0
-        said = capsys.readouterr().out
+        said = dry_run(capsys, adapter_run, *flags)
         assert said.startswith("files for letters:\n") and "report.html" in said and "  total " in said
         assert ("adapter_model.safetensors" in said) == weights and "optimizer" not in said
         assert "nothing was uploaded: --dry_run" in said
@@ -174,18 +178,12 @@ def test_a_dry_run_shows_the_files_and_changes_nothing(adapter_run, capsys):
     assert contents(adapter_run) == before
 
 
-def test_an_adapter_that_others_could_not_load_is_not_pushed(adapter_run, tiny_path, capsys):
+def test_adapters_of_local_models_must_be_merged_and_those_of_tiny_ones_are(adapter_run, tiny_path, tmp_path, capsys):
     set_base(adapter_run, tiny_path)
     line = refused(capsys, "push", str(adapter_run), *TOY, "--hub_token", SECRET)
     assert f"its base model is in a local folder, {tiny_path}; push the merged weights (--merged)" in line
-    assert main(["push", str(adapter_run), *TOY, "--merged", "--dry_run"]) == 0
-
-
-def test_the_adapter_of_a_tiny_model_is_merged(adapter_run, tmp_path, capsys):
-    base = prepare_model("tiny", ToyTask(), tmp_path)
-    set_base(adapter_run, base)
-    assert main(["push", str(adapter_run), *TOY, "--dry_run"]) == 0
-    said = capsys.readouterr().out
+    set_base(adapter_run, prepare_model("tiny", ToyTask(), tmp_path))
+    said = dry_run(capsys, adapter_run)
     assert "weights are merged before the upload" in said and "adapter_model" not in said
 
 

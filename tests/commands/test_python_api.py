@@ -61,16 +61,6 @@ def test_a_run_from_python_is_the_run_of_the_command_line(recipe_file, tmp_path)
     assert command == recipe.command
     assert command.startswith(f"trl-grpo-tasks train --config {recipe_file} --output_dir")
     assert not list((tmp_path / "python").glob(".*.lock"))
-
-
-@pytest.mark.exhaustive
-def test_a_second_call_resumes(recipe_file, tmp_path):
-    options = {"output_dir": tmp_path / "run", "resume_from_checkpoint": "auto"}
-    train_recipe(load_recipe(recipe_file, max_steps=2, lr_scheduler_type="constant", **options))
-    longer, steps = load_recipe(recipe_file, max_steps=4, lr_scheduler_type="constant", **options), Steps()
-    train_recipe(longer, callbacks=[steps])
-    assert steps.seen == [3, 4]
     again = Steps()
-    train_recipe(longer, callbacks=[again])  # the same object; there is nothing left to train
+    train_recipe(recipe, callbacks=[again])  # the same object: it looks for checkpoints anew
     assert again.seen == []
-    assert [line["step"] for line in metrics(tmp_path / "run") if "reward" in line] == [1, 2, 3, 4]

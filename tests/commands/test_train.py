@@ -145,15 +145,21 @@ def _timeless(evaluations):
     return evaluations
 
 
-@pytest.mark.parametrize("changed", [{}, {"eval_rows": 4}, {"temperature": 0.5}, {"top_k": 2}, {"constrain": False},
-                                     {"component_weights": '{"success":1}'}], ids=str)  # fmt: skip
-def test_evaluations_of_other_settings_are_not_reused(whole_run, changed):
+def test_evaluations_of_other_settings_are_not_reused(whole_run):
     """The evaluation before GRPO, and the one after it, must be made with the same settings."""
-    given = words(whole_run, **WHOLE | {"max_steps": 4} | changed)
-    task, options, args, _ = parse([*given, "--resume_from_checkpoint"])
-    plan = SimpleNamespace(test_rows=task.dataset("test", args.eval_rows, args.seed))
-    kept = run._Evaluations(task, options, args, PartialState(), plan)
-    assert [one.name for one in kept.done] == ([] if changed else ["cold start"])
+    for changed in (
+        {},
+        {"eval_rows": 4},
+        {"temperature": 0.5},
+        {"top_k": 2},
+        {"constrain": False},
+        {"component_weights": '{"success":1}'},
+    ):
+        given = words(whole_run, **WHOLE | {"max_steps": 4} | changed)
+        task, options, args, _ = parse([*given, "--resume_from_checkpoint"])
+        plan = SimpleNamespace(test_rows=task.dataset("test", args.eval_rows, args.seed))
+        kept = run._Evaluations(task, options, args, PartialState(), plan)
+        assert [one.name for one in kept.done] == ([] if changed else ["cold start"]), changed
 
 
 @pytest.mark.parametrize(

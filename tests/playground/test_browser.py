@@ -81,10 +81,10 @@ def browser():
         browser.close()
 
 
-@pytest.fixture(params=[DESKTOP, PHONE], ids=["desktop", "phone"])
-def tab(request, browser, address):
-    """The loaded page. At the end: nothing was asked of another host, and the console holds no error."""
-    tab = browser.new_page(viewport=request.param)
+@pytest.fixture
+def tab(browser, address):
+    """The loaded page on a phone. At the end: nothing was asked of another host, and the console holds no error."""
+    tab = browser.new_page(viewport=PHONE)
     tab.set_default_timeout(WAIT)
     problems, elsewhere = [], []
 
@@ -116,8 +116,8 @@ def test_the_page_opens_with_an_answer_whose_verdict_and_picture_are_in_view(tab
     assert len(tab.input_value("#request textarea")) > 3 and tab.locator("#tokens-after span").count() > 3
     tops = [tab.locator(name).bounding_box()["y"] for name in ("#verdict-after", "#picture-after", "#tokens-after")]
     assert tops == sorted(tops) and tops[0] < tab.viewport_size["height"]
-    if tab.viewport_size == DESKTOP:
-        assert tab.locator("#picture-after img").bounding_box()["y"] < 600
+    tab.set_viewport_size(DESKTOP)
+    assert tab.locator("#picture-after img").bounding_box()["y"] < 600
 
 
 def test_ask_look_back_and_download(tab, tmp_path):
@@ -136,7 +136,7 @@ def test_ask_look_back_and_download(tab, tmp_path):
     assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "nothing is cut off at the side"
 
 
-def test_compare_and_best_of_k(tab):
+def test_compare_best_of_k_example_and_mistake(tab):
     tab.get_by_label("both").check()
     ask(tab, "a wall, 7 long, 3 high, world 8")
     tab.wait_for_selector("#panel-before .verdict")
@@ -145,9 +145,6 @@ def test_compare_and_best_of_k(tab):
     tab.click("#best")
     tab.wait_for_function("document.querySelector('#verdict-after').innerText.includes('samples in')")
     assert not tab.is_visible("#panel-before")
-
-
-def test_an_example_and_a_mistake(tab):
     tab.fill("#request textarea", "")
     tab.click("#example")
     tab.wait_for_function("document.querySelector('#request textarea').value.length > 3")
@@ -156,9 +153,8 @@ def test_an_example_and_a_mistake(tab):
     tab.wait_for_function("document.querySelector('#status').innerText.includes('JSON')")
 
 
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_the_picture_of_a_filled_text_fits_the_page(browser, infill_address, size):
-    tab = browser.new_page(viewport=size)
+def test_the_picture_of_a_filled_text_fits_the_page(browser, infill_address):
+    tab = browser.new_page(viewport=PHONE)
     tab.set_default_timeout(WAIT)
     tab.goto(infill_address)
     ask(tab, "the old c__ of the hill")

@@ -2,7 +2,7 @@
 
 import io
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -14,6 +14,7 @@ from trl_grpo_tasks.playground.stream import Step
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&amp;"
 texts = st.one_of(st.text(max_size=30), st.sampled_from([EVIL, "</div>", '" onload="x', "\0\x1b[31m", "\ud800", ""]))
+few = settings(max_examples=40)
 OURS = {"div", "span", "p", "table", "tr", "th", "td", "code", "b", "i", "details", "summary", "img", "iframe", "h2"}
 
 
@@ -47,6 +48,7 @@ def score(**changes):
     return {"components": {"match": 0.5}, "total": 0.5, "valid": True, "success": False, "info": {}} | changes
 
 
+@few
 @given(st.lists(st.tuples(texts, st.sampled_from([1, 9])), max_size=8))
 def test_tokens_stay_text(tokens):
     steps = [step(token, 1.0 if allowed == 1 else 0.5, allowed) for token, allowed in tokens]
@@ -56,6 +58,7 @@ def test_tokens_stay_text(tokens):
         text_of(shown.alternatives(steps, number))
 
 
+@few
 @given(texts, texts, texts, texts)
 def test_verdicts_stay_text(completion, reason, fact, interpretation):
     told = score(info={fact: reason, "number": 1.23456789}, components={fact: 1.0})
@@ -79,6 +82,7 @@ def test_verdict_words():
     assert words(score=score(), interpretation="a table").startswith("Understood as: a table")
 
 
+@few
 @given(texts.filter(lambda text: "#" not in text), texts)
 def test_a_thought_is_folded_away_and_stays_text(thought, answer):
     told = [part.encode(errors="replace").decode() for part in (thought, answer)]

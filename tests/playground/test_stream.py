@@ -55,15 +55,15 @@ def dense(sampler, written, temperature, filters):
     return weights / weights.sum(), int(allowed.sum())
 
 
-@pytest.mark.parametrize("constrain", [True, False])
 @pytest.mark.parametrize(
-    ("temperature", "filters"), [(1.0, {}), (0.6, {}), (0, {}), (1.3, {"top_k": 2}), (0.8, {"top_p": 0.7})]
+    ("constrain", "temperature", "filters"),
+    [(False, 1.0, {}), (True, 0.6, {}), (True, 0, {}), (True, 1.3, {"top_k": 2}), (False, 0.8, {"top_p": 0.7})],
 )
 def test_every_step_has_the_distribution_of_a_dense_softmax(solver_with, constrain, temperature, filters):
     sampler = solver_with(constrain=constrain, temperature=temperature, **filters).sampler
     names = [sampler.tokenizer.decode([token]) for token in range(len(sampler.tokenizer))]
     assert len(set(names)) == len(names), "tokens can be told apart by their text"
-    for seed in range(6):
+    for seed in range(4):
         written = []
         for step in stream(sampler, ROW, seed):
             probs, allowed = dense(sampler, written, temperature, filters)

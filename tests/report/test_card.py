@@ -53,16 +53,12 @@ def test_samples_as_text_where_there_are_no_pictures(tmp_path):
     assert "no other model's licence applies" in card.text
 
 
-def test_one_evaluation_has_a_picture_with_one_line(tmp_path):
+def test_one_evaluation_has_a_picture_with_one_line_and_none_has_no_results(tmp_path):
+    card = load(write_card(write_run(tmp_path / "none", steps=0), ToyTask(), "user/letters"))
+    assert card.data.eval_results is None and "## Results" not in card.text and "## How to use it" in card.text
     folder = write_run(tmp_path, evaluations=before_and_after()[:1])
     assert "Held-out prompts. For each prompt, the median" in load(write_card(folder, PngTask())).text
     assert Image.open(folder / "samples.png").size == (4 * 320, 320)
-
-
-@pytest.mark.parametrize("steps", [0, 5])
-def test_a_run_without_evaluation(tmp_path, steps):
-    card = load(write_card(write_run(tmp_path, steps=steps), ToyTask(), "user/letters"))
-    assert card.data.eval_results is None and "## Results" not in card.text and "## How to use it" in card.text
 
 
 def test_unscored_samples_and_a_task_that_cannot_render(tmp_path):
@@ -117,9 +113,7 @@ def test_the_snippet_runs_for_an_adapter(tmp_path, tiny_path, capsys):
 HOSTILE = "# Evil\n\n[click](http://evil.example) <img src=x onerror=alert(1)>\n\n| a | b |\n|---|---|\n"
 
 
-@pytest.mark.parametrize(
-    "fence", ["~~~~\n---\nlicense: mit", "~~~~~~~~", "`" * 9, "~~~~\r\n", "    ~~~~~~~~", "> ~~~~~~~~"]
-)
+@pytest.mark.parametrize("fence", ["~~~~\n---\nlicense: mit", "`" * 9, "~~~~\r\n", "> ~~~~~~~~"])
 def test_what_a_model_wrote_is_text_and_not_markdown(tmp_path, fence):
     """An independent Markdown parser finds no heading, link, image or HTML in text of a model or a row."""
     made = before_and_after(count=3)

@@ -44,14 +44,21 @@ def rows(count):
     return [{"prompt": f"{'abcd'[i % 4]}{i}x", "letter": "abcd"[i % 4], "level": "1"} for i in range(count)]
 
 
-def evaluation(name, task, completions_P_G):
+def evaluation(name, task, completions_P_G, given=None):
+    """An evaluation of these completions of `given` rows, or of rows of the toy task."""
     samples = []
-    for row, completions in zip(rows(len(completions_P_G)), completions_P_G, strict=True):
+    for row, completions in zip(given or rows(len(completions_P_G)), completions_P_G, strict=True):
         for text in completions:
             score = task.score(row, text)
             samples.append(Sample(row, text, len(text), score.as_dict(), score.reason, cut_off=False))
     metrics, intervals = summarise(samples, len(completions_P_G[0]))
     return Evaluation(name, metrics, samples, intervals)
+
+
+def bad_and_gold(task, given):
+    """Two evaluations of held-out rows of any task, of bad and of gold answers."""
+    answers = {"before": task.bad, "GRPO": task.gold}
+    return [evaluation(name, task, [(answer(row),) for row in given], given) for name, answer in answers.items()]
 
 
 def before_and_after(task=None, count=12):

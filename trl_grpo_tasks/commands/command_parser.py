@@ -16,12 +16,9 @@ from .help_screens import (
     LINES,
     PROGRAM,
     asks_for_help,
-    examples,
     help_word,
     mentions,
     screen,
-    section,
-    task_options,
 )
 from .old_names import refuse_old_options
 
@@ -90,20 +87,20 @@ class CommandParser(argparse.ArgumentParser):
         return known, rest
 
     def _screen(self, task: str | None, whole: bool, word: str | None) -> str:
-        lines = screen(f"{self.prog} {self._shown_usage}".rstrip(), self._shown_description)
+        sections: dict[str, dict[str, str]] = {}
         for group in self._action_groups:
-            listed = {}
+            listed = sections.setdefault(f"{group.title}", {})
             for action in group._group_actions:
                 value = "" if action.nargs == 0 else action.metavar or action.dest.upper()
                 name = f"{action.option_strings[0]} {value}" if action.option_strings else str(value)
                 if mentions(word, name, action.help):
                     listed[name.strip()] = action.help or ""
-            lines += section(f"{group.title}", listed)
-        end = examples(self._examples)
-        if self._takes_task and not (task and whole):
-            end += ["", f"'{self.prog} TASK {HELP_ALL}' also lists the options of the task."]
-        own = task_options(task, 1000 if whole else LINES - len(lines) - len(end), word) if task else []
-        return "\n".join([*lines, *own, *end])
+        asks_for_task = self._takes_task and not (task and whole)
+        more = f"'{self.prog} TASK {HELP_ALL}' also lists the options of the task." if asks_for_task else ""
+        usage, lines = f"{self.prog} {self._shown_usage}".rstrip(), 1000 if whole else LINES
+        return screen(
+            usage, self._shown_description, sections, self._examples, more, task=task, lines=lines, word=word
+        )
 
 
 def task_with_options(spec: str, flags: Sequence[str], also: Sequence[str] = ()) -> Task:

@@ -23,44 +23,26 @@ class Kind:
     """A kind of trained weights: its defaults, and the learning rates that neither stall nor destroy a model."""
 
     title: str
-    defaults: Mapping[str, Any]
     lowest_rate: float
     highest_rate: float
+    defaults: Mapping[str, Any]
 
 
 RATES = ("learning_rate", "cold_start_learning_rate")
 # The learning rates were tried on several tasks each: benchmarks/results/learning_rates.md.
 KINDS = {
-    "tiny": Kind(
-        "the embedded model",
-        {
-            "learning_rate": 5e-4,
-            "max_steps": 100,
-            "cold_start_steps": 150,
-            "cold_start_learning_rate": 1e-3,
-            "num_generations": 8,
-            "per_device_train_batch_size": 128,
-        },
-        5e-5,
-        6e-4,
-    ),
-    "adapter": Kind(
-        "LoRA adapters",
-        {
-            "learning_rate": 5e-5,
-            "max_steps": 200,
-            "cold_start_learning_rate": 3e-4,
-            "lora_r": 32,
-            "lora_alpha": 64,
-            "lora_target_modules": ["all-linear"],
-        },
-        5e-6,
-        5e-4,
-    ),
-    "full": Kind(
-        "full weights", {"learning_rate": 5e-6, "max_steps": 200, "cold_start_learning_rate": 3e-5}, 5e-7, 5e-5
-    ),
-}
+    "tiny": Kind("the embedded model", 5e-5, 6e-4, {
+        "learning_rate": 5e-4, "max_steps": 100, "cold_start_steps": 150, "cold_start_learning_rate": 1e-3,
+        "num_generations": 8, "per_device_train_batch_size": 128,
+    }),
+    "adapter": Kind("LoRA adapters", 5e-6, 5e-4, {
+        "learning_rate": 5e-5, "max_steps": 200, "cold_start_learning_rate": 3e-4, "lora_r": 32, "lora_alpha": 64,
+        "lora_target_modules": ["all-linear"],
+    }),
+    "full": Kind("full weights", 5e-7, 5e-5, {
+        "learning_rate": 5e-6, "max_steps": 200, "cold_start_learning_rate": 3e-5,
+    }),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -278,13 +278,7 @@ def read_completions(path: str, rows: Sequence[Row]) -> list[Completion]:
     keys = [json.dumps(row, sort_keys=True) for row in rows]
     written: dict[str, list[Completion]] = {key: [] for key in keys}
     with open(path, encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row, completion = read_scored_line(line)
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from error
+        for number, row, completion in read_scored_lines(path, lines):
             of_row = written.get(json.dumps(row, sort_keys=True))
             if of_row is None:
                 raise ValueError(
@@ -302,6 +296,17 @@ def read_completions(path: str, rows: Sequence[Row]) -> list[Completion]:
         )
     left = {key: iter(texts) for key, texts in written.items()}
     return [next(left[key]) for key in keys for _ in range(int(fewest))]
+
+
+def read_scored_lines(path: str | Path, lines: Iterable[str]) -> Iterator[tuple[int, dict, Completion]]:
+    """The number, the row and the completion of each line that is not empty; ValueError, with its place, for a wrong
+    one."""
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield number, *read_scored_line(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from error
 
 
 def read_scored_line(line: str) -> tuple[dict, Completion]:

@@ -71,7 +71,7 @@ def answers_of_run(run_dir: str | Path, top: int) -> list[Answer]:
 def answers_of_file(path: str | Path, task: Task, text: str | None) -> list[Answer]:
     """Return the answer in a text file, which belongs to the row of `text`, or the answers in the lines of a .jsonl
     file, which have their own rows."""
-    from .eval import read_scored_line
+    from .eval import read_scored_lines
 
     path = Path(path)
     content = path.read_text(encoding="utf-8", errors="replace")
@@ -84,12 +84,5 @@ def answers_of_file(path: str | Path, task: Task, text: str | None) -> list[Answ
         return [{"row": task.row_of(text), "completion": content}]
     if text is not None:
         raise ValueError("--text is for a file with one answer; the lines of a .jsonl file have their own rows")
-    answers: list[Answer] = []
-    for number, line in enumerate(content.splitlines(), 1):
-        if line.strip():
-            try:
-                row, completion = read_scored_line(line)
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from error
-            answers.append({"row": row, "completion": completion.text})
-    return answers
+    lines = read_scored_lines(path, content.splitlines())
+    return [{"row": row, "completion": completion.text} for _, row, completion in lines]

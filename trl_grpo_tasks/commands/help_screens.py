@@ -94,24 +94,26 @@ def command_screen(command: str, task: str | None = None) -> str:
         f"TASK is a built-in task ({', '.join(sorted(TASKS))}), a .py file, a module, or trl:module:function; a "
         "recipe names its own task."
     )
-    lines = screen(f"{program} {parts['usage']}", f"{parts['description']} {described}")
-    lines += section("options", parts["options"])
     more = f"'{PROGRAM} {command} {HELP_ALL} [WORD]' lists every option, or those about WORD."
-    end = [*examples(parts["examples"]), "", more]
-    if task is not None:
-        lines += task_options(task, LINES - len(lines) - len(end))
-    return "\n".join([*lines, *end])
+    sections = {"options": parts["options"]}
+    usage, description = f"{program} {parts['usage']}", f"{parts['description']} {described}"
+    return screen(usage, description, sections, parts["examples"], more, task=task)
 
 
-def screen(usage: str, description: str) -> list[str]:
-    """The first lines of a help screen: usage, and what the command does."""
-    lines = textwrap.wrap(f"usage: {usage}", WIDTH, subsequent_indent="         ", break_on_hyphens=False)
-    return [*lines, "", *textwrap.wrap(description, WIDTH)]
-
-
-def section(title: str, options: dict[str, str]) -> list[str]:
-    """Lines of options under a heading; none without options."""
-    return ["", f"{title}:", *columns(options)] if options else []
+def screen(
+    usage: str, description: str, sections: Mapping[str, dict[str, str]], examples: Sequence[str], more: str = "",
+    *, task: str | None = None, lines: int = LINES, word: str | None = None,
+) -> str:  # fmt: skip
+    """A help screen of at most this many lines: usage, what the command does, its options under headings, those of a
+    task (only the ones that contain the word, if one is given), examples, and where there is more help."""
+    wrapped = textwrap.wrap(f"usage: {usage}", WIDTH, subsequent_indent="         ", break_on_hyphens=False)
+    start = [*wrapped, "", *textwrap.wrap(description, WIDTH)]
+    for title, options in sections.items():
+        start += ["", f"{title}:", *columns(options)] if options else []
+    end = ["", "examples:", *(f"  {command}" for command in examples)] if examples else []
+    end += ["", more] if more else []
+    own = [] if task is None else task_options(task, lines - len(start) - len(end), word)
+    return "\n".join([*start, *own, *end])
 
 
 def help_word(arguments: Sequence[str]) -> str | None:
@@ -123,10 +125,6 @@ def help_word(arguments: Sequence[str]) -> str | None:
 def mentions(word: str | None, *texts: str | None) -> bool:
     """Whether one of the texts contains the word; True without a word."""
     return (word or "").lower() in " ".join(map(str, texts)).lower()
-
-
-def examples(commands: Sequence[str]) -> list[str]:
-    return ["", "examples:", *(f"  {command}" for command in commands)] if commands else []
 
 
 def columns(entries: dict[str, str], most: int = 28) -> list[str]:
