@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -43,6 +43,7 @@ def over_http(served):
 # ---- the record
 
 
+@settings(max_examples=30)
 @given(SERVED)
 def test_a_record_survives_the_way_to_the_server_and_back(served):
     assert over_http(served) == served and served.difference(over_http(served)) is None

@@ -91,7 +91,8 @@ class Engine:
 @pytest.mark.parametrize("kind", CONSTRAINTS)
 @settings(max_examples=15)
 @given(
-    seed=st.integers(0, 10**6), events=st.lists(st.sampled_from(["add", "twice", "interrupt", "step"]), max_size=30)
+    seed=st.integers(0, 10**6),
+    events=st.lists(st.sampled_from(["add", "twice", "interrupt", "park", "step"]), max_size=30),
 )
 def test_masks_are_those_of_a_fresh_state(kind, seed, events):
     engine = Engine(CONSTRAINTS[kind], seed)
