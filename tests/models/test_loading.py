@@ -201,12 +201,9 @@ def success_of(folder, task, rows):
         return evaluate("", model, tokenizer, task, rows, executor=executor, max_completion_length=6).metrics
 
 
-@pytest.mark.parametrize("chat", [False, True], ids=["text", "chat"])
-def test_the_cold_start_teaches_the_answers_and_to_end_them(tmp_path, chat, capsys):
+def test_the_cold_start_teaches_the_answers_in_a_chat_and_to_end_them(tmp_path, capsys):
     task = ToyTask()
-    rows = task.dataset("train", None, 0)
-    if chat:
-        rows = [row | {"prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows]
+    rows = [row | {"prompt": [{"role": "user", "content": row["prompt"]}]} for row in task.dataset("train", None, 0)]
     save_tiny(TinySpec(task.tiny().tokens, hidden_size=32, layers=1, heads=2, context=64), tmp_path / "base", seed=1)
     before = success_of(tmp_path / "base", task, rows)
     options = {"steps": 40, "learning_rate": 1e-2, "batch_size": 12, **SETTINGS}

@@ -85,7 +85,7 @@ class RandomEditor:
         return None
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(
     st.sampled_from([None, "filters", *sorted(CONSTRAINTS)]),
     st.lists(st.tuples(st.sampled_from(SOME_PROMPTS), st.sampled_from(PATTERNS)), min_size=1, max_size=8),
