@@ -16,7 +16,6 @@ from tests.support.training import toy_trainer
 from trl_grpo_tasks.constraints.base import pack, pack_ids, replay, unpack
 from trl_grpo_tasks.constraints.filters import SamplingFilters, pack_on_device
 from trl_grpo_tasks.constraints.table import FREE, MaskTable, pad_mask_numbers
-from trl_grpo_tasks.training.groups import RolloutGroups
 
 FILTERS = st.builds(
     SamplingFilters,
@@ -82,13 +81,6 @@ def test_mask_table_round_trip_in_every_storage_format(vocabulary, sets, complem
         assert narrow == number
     assert table.ids(FREE).tolist() == list(range(vocabulary)) and table.words([]).shape[0] == 0
     assert table.number_of(None) == table.number_of(pack_ids(range(vocabulary), vocabulary)) == FREE
-
-
-def test_kept_sets_take_little_memory():
-    table = MaskTable(150_000)
-    for first in range(200):
-        table.number_of(pack_ids(range(first, first + 20), 150_000))
-    assert sum(mask.nbytes for mask in table._masks) < 200 * 20 * 4 + 20_000  # packed bits would be 3.75 MB
 
 
 # ---- in the trainer
@@ -203,27 +195,6 @@ def test_expected_update_is_the_exact_gradient(tiny_path, tmp_path, constrain):
     ours = torch.autograd.grad(-loss, list(model.parameters()), allow_unused=True)
     for (name, _), want, got in zip(model.named_parameters(), exact, ours, strict=True):
         torch.testing.assert_close(got, want, atol=1e-7, rtol=1e-5, msg=name)  # norms are computed in float32
-
-
-def test_replayed_groups_keep_their_recorded_masks(tiny_path, tmp_path):
-    """A stored group is restored with the masks it was sampled under, although the policy has changed since."""
-    trainer = toy_trainer(tiny_path, tmp_path, top_k=3, replay_size=4, max_steps=1)
-    trainer.model.train()
-    examples = [trainer.train_dataset[i] for i in (0, 0, 0, 0, 3, 3, 3, 3)]
-    first = trainer._generate_and_score_completions(examples)
-    group, size = trainer.extras["replay"].state._groups[-1], trainer.num_generations
-    rows = zip(first["mask_numbers"][-size:], first["completion_mask"][-size:].bool(), strict=True)
-    table = trainer.generation.tables["train"]
-    wanted = [[set(table.ids(number).tolist()) for number in row[mask].tolist()] for row, mask in rows]
-    with torch.no_grad():
-        for p in trainer.model.parameters():
-            p.add_(torch.randn_like(p))
-    second = trainer._generate_and_score_completions(examples)
-    RolloutGroups(trainer, second, []).put([(0, group, 1.0)], size)
-    table = trainer.generation.tables["train"]
-    for j in range(size):
-        numbers = second["mask_numbers"][j, : len(wanted[j])].tolist()
-        assert [set(table.ids(number).tolist()) for number in numbers] == wanted[j]
 
 
 @pytest.mark.parametrize("engine", ["our rollouts", "transformers"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests.support.rollouts import EOS, PROMPTS, Paged, dense_logps, reference_linear, tiny
 from trl_grpo_tasks.rollout import Decoder, rollout
@@ -256,12 +256,6 @@ def test_paged_rollouts_in_float32_follow_training(adapter):
                 wanted = dense_logps(model, prompt, ids, [0] * len(ids), None, 1.0)
             assert logps == pytest.approx(wanted, abs=1e-4)
         train_one_step(model)
-
-
-def test_models_that_are_fused_already_are_left_alone():
-    model = tiny(Phi3Config)
-    weights = RolloutWeights(model, None, True)
-    assert not weights._layers and weights.load() is False
 
 
 def test_compiled_layers_compute_the_same_and_restore_the_model(monkeypatch):

@@ -11,6 +11,7 @@ from datasets import Dataset
 from tests.support.toy import LettersConstraint, ToyTask
 from tests.support.training import config
 from trl_grpo_tasks import TaskGRPOTrainer
+from trl_grpo_tasks.constraints import Grammar, GrammarConstraint
 from trl_grpo_tasks.models.loading import load_tokenizer
 from trl_grpo_tasks.serving.generation import Sampled, VLLMRequests
 from trl_grpo_tasks.serving.served_task import CONFIG_KEY, ServedTask
@@ -182,3 +183,54 @@ def test_speculative_decoding_is_refused(serve):
 
     with pytest.raises(ValueError, match="remove --speculative-config"):
         Processor(SimpleNamespace(speculative_config={"method": "ngram"}), torch.device("cpu"), False)
+
+
+def test_events_of_asynchronous_scheduling(serve, tiny_path):
+    """A real vLLM on a CPU schedules synchronously. With asynchronous scheduling, the last token of a completion is -1
+    until `apply`, requests move within the batch, and a request runs once more after its end."""
+    from trl_grpo_tasks.serving.processor import COLOCATED, MoveDirectionality, Processor, Sampling
+
+    tokenizer = load_tokenizer(tiny_path)
+    vocabulary = len(tokenizer)
+    grammars = GrammarConstraint(tokenizer, lambda row: Grammar.regex(row["pattern"]))
+    COLOCATED["events"] = Sampling(grammars, tokenizer.eos_token_id)
+    config = SimpleNamespace(
+        speculative_config=None,
+        additional_config={CONFIG_KEY: {"key": "events"}},
+        model_config=SimpleNamespace(get_vocab_size=lambda: vocabulary),
+        scheduler_config=SimpleNamespace(max_num_seqs=4),
+    )
+    processor = Processor(config, torch.device("cpu"), False)
+    ids = tokenizer.convert_tokens_to_ids
+    rows, outputs = [{"pattern": "ab"}, {"pattern": "cd"}], [[], []]
+    added = [(i, Params(extra_args={"row": json.dumps(rows[i])}), [1], outputs[i]) for i in range(2)]
+
+    def batch(size, **events):
+        return SimpleNamespace(batch_size=size, **events)
+
+    processor.update_state(batch(2, removed=[], added=added, moved=[]))
+
+    def allowed():
+        logits = processor.apply(torch.zeros(2, vocabulary))
+        return [torch.nonzero(row == 0).flatten().tolist() for row in logits]
+
+    def sample(first, second):
+        for output in outputs:
+            output.append(-1)
+        processor.update_state(None)
+        for output, token in zip(outputs, (first, second), strict=True):
+            output[-1] = token
+
+    assert allowed() == [[ids("a")], [ids("c")]]
+    sample(ids("a"), ids("c"))
+    processor.update_state(batch(2, removed=[], added=[], moved=[(0, 1, MoveDirectionality.SWAP)]))
+    assert allowed() == [[ids("d")], [ids("b")]]
+    sample(ids("b"), ids("d"))
+    assert allowed() == [[tokenizer.eos_token_id]] * 2
+    sample(tokenizer.eos_token_id, tokenizer.eos_token_id)
+    assert allowed() == [list(range(vocabulary))] * 2  # vLLM discards what is sampled here
+    processor.update_state(batch(1, removed=[0], added=[], moved=[(1, 0, MoveDirectionality.ONE_WAY)]))
+    sample(5, 5)
+    again = [(1, Params(extra_args={"row": json.dumps(rows[0])}), [1], [ids("a")])]  # after a preemption
+    processor.update_state(batch(2, removed=[], added=again, moved=[]))
+    assert allowed()[1] == [ids("b")]

@@ -22,7 +22,7 @@ from tests.support.observed import logged, observe, rows_of
 from tests.support.toy import ToyTask
 from tests.support.training import config, toy_trainer
 from trl_grpo_tasks.models.loading import load_tokenizer
-from trl_grpo_tasks.serving import ServerError, servers
+from trl_grpo_tasks.serving import ServerError, servers, weights
 
 FILES = 0  # the version of the weights with which a process starts
 
@@ -265,6 +265,18 @@ def test_the_weights_for_a_single_server_are_deleted_when_it_has_read_them(proce
         send(single, 6)
 
 
+def test_tensors_are_written_in_parts_of_limited_size(monkeypatch):
+    monkeypatch.setattr(weights, "_FILE_BYTES", 90)
+    tensor = torch.arange(24.0).view(4, 6)
+    given = {"a": tensor.T, "b": tensor[:1], "c": tensor[:, :1], "d": torch.zeros(40)}
+    parts = list(weights._parts(iter(given.items())))
+    assert [list(part) for part in parts] == [["a"], ["b", "c", "d"]]
+    merged = {name: value for part in parts for name, value in part.items()}
+    assert all(value.equal(given[name]) and value.is_contiguous() for name, value in merged.items())
+    tensor += 1  # an adapter that is taken out again
+    assert not merged["a"].equal(given["a"])
+
+
 def test_at_the_start_each_server_must_read_the_weights(processes, client, tmp_path, capsys):
     new = servers.client_of(str(tmp_path / "other"), ",".join(process.url for process in processes))
     new.init_communicator()
@@ -403,6 +415,8 @@ def dies_at(server, number):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"vllm_mode": "colocate", "vllm_weights_folder": "w"}, "vllm_mode='server'"),
+        ({"use_vllm": False, "vllm_weights_folder": "w"}, "vllm_mode='server'"),
         ({"vllm_server_base_url": "http://a:1,http://b:1"}, "need vllm_weights_folder, which all of them can read"),
         ({"vllm_server_base_url": "http://a:1,", "vllm_weights_folder": "w"}, "an address is empty or there twice"),
         ({"vllm_server_base_url": "http://a:1,http://a:1/", "vllm_weights_folder": "w"}, "there twice; write one, or"),
@@ -410,4 +424,4 @@ def dies_at(server, number):
 )
 def test_options_that_cannot_work(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
-        config(tmp_path, use_vllm=True, vllm_mode="server", **options)
+        config(tmp_path, **({"use_vllm": True, "vllm_mode": "server"} | options))

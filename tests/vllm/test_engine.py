@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
-from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
 from tests.support.rollouts import dense_logps
 from tests.support.vllm_cpu import END_OF_TURN, ENGINE_OPTIONS, use_runner
@@ -178,48 +176,3 @@ def test_a_bad_row_never_ends_the_engine(engine):
     (output,) = engine.llm.generate([{"prompt_token_ids": PROMPT}], params[2], use_tqdm=False)
     assert list(output.outputs[0].token_ids) == [engine.tokenizer.eos_token_id]
     check(engine, constraint, ROWS["choices"], engine.generate(ROWS["choices"]))
-
-
-def test_events_of_asynchronous_scheduling(model_path):
-    """On a CPU vLLM schedules synchronously. With asynchronous scheduling, the last token of a completion is -1 until
-    `apply`, requests move within the batch, and a request runs once more after its end."""
-    tokenizer = AutoTokenizer.from_pretrained(model_path)
-    constraint, vocabulary = constraints(tokenizer)["grammar"], len(tokenizer)
-    COLOCATED["events"] = Sampling(constraint, tokenizer.eos_token_id)
-    config = SimpleNamespace(
-        speculative_config=None,
-        additional_config={CONFIG_KEY: {"key": "events"}},
-        model_config=SimpleNamespace(get_vocab_size=lambda: vocabulary),
-        scheduler_config=SimpleNamespace(max_num_seqs=4),
-    )
-    processor = Processor(config, torch.device("cpu"), False)
-    ids = tokenizer.convert_tokens_to_ids
-    rows, outputs = [{"pattern": "ab"}, {"pattern": "cd"}], [[], []]
-    added = [(i, SamplingParams(extra_args={"row": json.dumps(rows[i])}), [1], outputs[i]) for i in range(2)]
-    processor.update_state(BatchUpdate(2, removed=[], added=added, moved=[]))
-
-    def allowed():
-        logits = processor.apply(torch.zeros(2, vocabulary))
-        return [torch.nonzero(row == 0).flatten().tolist() for row in logits]
-
-    def sample(first, second):
-        for output in outputs:
-            output.append(-1)
-        processor.update_state(None)
-        for output, token in zip(outputs, (first, second), strict=True):
-            output[-1] = token
-
-    assert allowed() == [[ids("a")], [ids("c")]]
-    sample(ids("a"), ids("c"))
-    processor.update_state(BatchUpdate(2, removed=[], added=[], moved=[(0, 1, MoveDirectionality.SWAP)]))
-    assert allowed() == [[ids("d")], [ids("b")]]
-    sample(ids("b"), ids("d"))
-    assert allowed() == [[tokenizer.eos_token_id]] * 2
-    sample(tokenizer.eos_token_id, tokenizer.eos_token_id)
-    assert allowed() == [list(range(vocabulary))] * 2  # vLLM discards what is sampled here
-    processor.update_state(BatchUpdate(1, removed=[0], added=[], moved=[(1, 0, MoveDirectionality.UNIDIRECTIONAL)]))
-    sample(5, 5)
-    again = [(1, SamplingParams(extra_args={"row": json.dumps(rows[0])}), [1], [ids("a")])]  # after a preemption
-    processor.update_state(BatchUpdate(2, removed=[], added=again, moved=[]))
-    assert allowed()[1] == [ids("b")]
-    del COLOCATED["events"]

@@ -183,7 +183,9 @@ def generating_with(model: Any, processor: RecordingProcessor) -> Iterator[None]
 
     object.__setattr__(model, "generate", generate_with_processor)
     for holder, config in zip(holders, configs, strict=True):
-        holder.generation_config = _only_token_ids(config)
+        # a generation config that keeps only the special token ids
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        holder.generation_config = type(config)(**{name: getattr(config, name) for name in names})
         if processor.ids is not None:
             holder.generation_config.eos_token_id = None
     try:
@@ -195,9 +197,3 @@ def generating_with(model: Any, processor: RecordingProcessor) -> Iterator[None]
             del model.generate
         else:
             object.__setattr__(model, "generate", own_generate)
-
-
-def _only_token_ids(config: Any) -> Any:
-    """Return a generation config that keeps only the special token ids of `config`."""
-    names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    return type(config)(**{name: getattr(config, name) for name in names})
