@@ -9,7 +9,8 @@ Masks are packed into int32 words, one bit per token: token t is bit t % 32 of w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -92,6 +93,17 @@ class AnswerConstraint(Constraint, Protocol):
         The answer is not the beginning of the decoded text, so that its leading space is kept. The result is also
         None if the row is unconstrained.
         """
+
+
+@contextmanager
+def attribute_set(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Within this context, an attribute of an object or module has this value."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 class Bounded(dict[Any, Any]):
