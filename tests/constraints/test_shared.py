@@ -183,24 +183,11 @@ def check_numbers(states, oracles, table):
             assert table.ids(number).tolist() == tokens_of(state.mask())
 
 
-@pytest.fixture
-def counter(monkeypatch):
-    """Counts how often `accept` and `fork` of the states of TREE are called."""
+def test_equal_beginnings_are_computed_once(monkeypatch):
     counter, kind = Counter(), type(TREE.start({"pattern": PATTERNS[0]}))
     for name in ("accept", "fork"):
-        monkeypatch.setattr(kind, name, counted(counter, name, getattr(kind, name)))
-    return counter
-
-
-def counted(counter, name, method):
-    def call(*args):
-        counter[name] += 1
-        return method(*args)
-
-    return call
-
-
-def test_equal_beginnings_are_computed_once(counter):
+        method = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda *a, _name=name, _of=method: counter.update([_name]) or _of(*a))
     states = SharedStates(TREE, MaskTable(len(TOKENIZER)))
     slots = list(range(8))
     rows = [{"pattern": PATTERNS[0]} for _ in slots]  # equal, but not the same object
