@@ -47,6 +47,8 @@ def test_equal_logits_are_kept_or_dropped_together():
     assert SamplingFilters(top_k=2).kept(logits).tolist() == [[True, True, True, False]]
     assert SamplingFilters(top_p=0.7).kept(logits).tolist() == [[True, True, True, False]]
     assert SamplingFilters(top_p=1e-6).kept(torch.zeros(1, 3)).all()
+    halves = torch.tensor([[2.0, 1.0, 1.0]], dtype=torch.float64).log()
+    assert SamplingFilters(top_p=0.5).kept(halves).tolist() == [[True, False, False]], "exactly the share is enough"
 
 
 def test_filters_are_read_from_trl_and_transformers_options():
