@@ -2,6 +2,7 @@
 
 tests/vllm kills a real one."""
 
+import itertools
 import json
 import random
 import socket
@@ -10,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -206,6 +208,26 @@ def test_a_server_that_was_restarted_between_rollouts_samples_nothing_with_old_w
     time.sleep(0.2)  # longer than between two looks, as any start of a server is
     assert complete(client, range(6)) == {1} and not processes[0].answered
     assert "is out: it was restarted" in capsys.readouterr().out
+
+
+def test_an_answer_with_old_weights_does_not_count_when_its_server_has_read_the_newest_since(
+    client, processes, monkeypatch
+):
+    """The only server was restarted. It answers a request with the weights of its files, and another one later."""
+    monkeypatch.setattr(servers, "WATCH_SECONDS", 0.5)
+    processes[1].end()
+    assert complete(client, [1]) == {1}
+    processes[0].end()
+    processes[0] = process = processes[0].again()
+    calls, is_open = itertools.count(), threading.Event()
+    process.completes = SimpleNamespace(wait=lambda _: next(calls) == 0 or is_open.wait(60), set=is_open.set)
+    with ThreadPoolExecutor(1) as pool:
+        whole = pool.submit(complete, client, [2, 3])
+        while not process.loads:
+            time.sleep(0.01)
+        is_open.set()
+        assert whole.result(60) == {1}
+    assert process.answered[0] in (2, 3) and len(process.answered) >= 3
 
 
 @pytest.mark.usefixtures("_impatient")
