@@ -128,10 +128,10 @@ def check_forced(oracle, forced, table):
 @settings(max_examples=8)
 def test_shared_states_agree_with_independent_ones(kind, kept, data):
     constraint, table = CONSTRAINTS[kind], MaskTable(WIDE_MODEL)
-    states = SharedStates(constraint, table)
     oracles: dict[int, Oracle] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared_module, "_MASK_CACHE", kept)
+        states = SharedStates(constraint, table)
         for _ in range(data.draw(st.integers(3, 25))):
             kinds = ["start", "accept", "accept", "accept", *(["restart", "release"] if oracles else [])]
             operation = data.draw(st.sampled_from(kinds))
@@ -183,24 +183,11 @@ def check_numbers(states, oracles, table):
             assert table.ids(number).tolist() == tokens_of(state.mask())
 
 
-@pytest.fixture
-def counter(monkeypatch):
-    """Counts how often `accept` and `fork` of the states of TREE are called."""
+def test_equal_beginnings_are_computed_once(monkeypatch):
     counter, kind = Counter(), type(TREE.start({"pattern": PATTERNS[0]}))
     for name in ("accept", "fork"):
-        monkeypatch.setattr(kind, name, counted(counter, name, getattr(kind, name)))
-    return counter
-
-
-def counted(counter, name, method):
-    def call(*args):
-        counter[name] += 1
-        return method(*args)
-
-    return call
-
-
-def test_equal_beginnings_are_computed_once(counter):
+        method = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda *a, _name=name, _of=method: counter.update([_name]) or _of(*a))
     states = SharedStates(TREE, MaskTable(len(TOKENIZER)))
     slots = list(range(8))
     rows = [{"pattern": PATTERNS[0]} for _ in slots]  # equal, but not the same object
@@ -213,22 +200,6 @@ def test_equal_beginnings_are_computed_once(counter):
     assert (counter["accept"], counter["fork"]) == (4, 4)
     states.accept(slots, [x] * 8)
     assert (counter["accept"], counter["fork"]) == (6, 6)
-
-
-def test_a_row_that_is_alone_never_forks_and_leaves_nothing_behind(counter):
-    states = SharedStates(TREE, MaskTable(len(TOKENIZER)))
-    twelve, x = TOKENIZER.convert_tokens_to_ids(["12", "x"])
-    states.start([0, 1], [{"pattern": PATTERNS[0]}] * 2)
-    states.accept([0], [twelve])
-    assert counter["fork"] == 1  # row 1 is still at the beginning
-    left = states._nodes[0]
-    states.accept([0], [x])
-    assert counter["fork"] == 1 and left.state is None and not left.edges
-    states.accept([1], [twelve])  # the node after this token is closed, so it is computed again
-    assert (counter["accept"], counter["fork"]) == (3, 1)
-    states.restart(1, [twelve, x])
-    states.release(0)
-    assert (counter["accept"], counter["fork"]) == (5, 1)
 
 
 def test_disallowed_tokens_are_errors_and_long_forced_texts_are_cut():

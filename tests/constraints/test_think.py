@@ -302,16 +302,3 @@ def test_texts_are_split_at_the_first_marker_end(text):
         assert (thought, answer) == (text, None)
     else:
         assert thought + text[len(thought) :][:2] + answer == text and len(text) - len(answer) == ends[0]
-
-
-def test_masks_of_thoughts_are_few_and_shared_by_rows():
-    tokenizer = MAKES["byte_level"]
-    grammar = GrammarConstraint(tokenizer, lambda row: Grammar.regex(row["pattern"]))
-    constraint, arrays = ThinkThen(tokenizer, grammar, "####"), set()
-    for pattern in ("[0-9]+", "[0-9]{2}", "[0-9]+"):
-        state = constraint.start({"pattern": pattern})
-        for text in ("x", "#", "#", "x", "é", "#", "#", "#"):
-            arrays.add(id(state.mask()))
-            for token in tokenizer.encode(text, add_special_tokens=False):
-                state.accept(token)
-    assert len(arrays) <= 4

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 
 from tests.constraints.test_workers import started
 from tests.support.enumerated import every_completion
-from tests.support.exhaustive import exhaustive_but
 from tests.support.rollouts import Paged, dense_logps
 from tests.support.tokenizer_makes import byte_level
 from tests.support.toy_repair import AdvisingToy
@@ -56,6 +55,11 @@ def chat_tokenizer():
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.eos_token, tokenizer.chat_template = "<|im_end|>", CHATML
     return tokenizer
+
+
+@pytest.fixture(scope="module")
+def workers(tokenizer):
+    return started(toy_constraint(tokenizer, turns=3))
 
 
 def toy_constraint(tokenizer, turns=2):
@@ -196,9 +200,8 @@ def test_rollouts_record_the_masks_of_a_replay_and_forced_tokens_are_certain(mod
             assert masks == [table.number_of(mask) for mask in replay(constraint, row, ids)]
 
 
-@pytest.mark.parametrize("held_by", ["this process", "workers"])
-@pytest.mark.parametrize("is_free", exhaustive_but([False], [False, True]))
-def test_turns_that_end_in_the_same_pass_are_scored_together(model, tokenizer, held_by, is_free, monkeypatch):
+@pytest.mark.parametrize(("held_by", "is_free"), [("this process", True), ("workers", False)])
+def test_turns_that_end_in_the_same_pass_are_scored_together(model, tokenizer, workers, held_by, is_free, monkeypatch):
     """Completions and masks are those of turns that are scored one at a time. Some ends are forced, others sampled."""
     task = RepairTask(AdvisingToy(), 3, 0.9, not is_free)
     rows = [ROWS[i % 2] for i in range(40)]
@@ -228,7 +231,6 @@ def test_turns_that_end_in_the_same_pass_are_scored_together(model, tokenizer, h
     constraint = task.constraint(tokenizer)
     constraint.asks = asks
     if held_by == "workers":
-        workers = started(constraint)
         found = sampled(constraint, lambda table: WorkerStates(workers, table, constraint.ask))
     else:
         found = sampled(constraint)
@@ -244,9 +246,8 @@ def test_turns_that_end_in_the_same_pass_are_scored_together(model, tokenizer, h
     assert set(asked) == ended
 
 
-@pytest.mark.parametrize("held_by", ["this process", "workers"])
-@pytest.mark.parametrize("groups", [1, 3])
-def test_rows_go_on_while_others_wait_for_an_answer(model, tokenizer, held_by, groups, monkeypatch):
+@pytest.mark.parametrize(("held_by", "groups"), [("this process", 1), ("workers", 3)])
+def test_rows_go_on_while_others_wait_for_an_answer(model, tokenizer, workers, held_by, groups, monkeypatch):
     """The first answer to row 0 comes when all other rows have ended: a rollout that waited for it would not end."""
     constraint, table = toy_constraint(tokenizer, turns=3), MaskTable(len(tokenizer))
     rows = [{**ROWS[0], "slow": i == 0} for i in range(40)]
@@ -272,7 +273,7 @@ def test_rows_go_on_while_others_wait_for_an_answer(model, tokenizer, held_by, g
     constraint.asks = asks
     states = SharedStates(constraint, table)
     if held_by == "workers":
-        states = WorkerStates(started(constraint), table, constraint.ask)
+        states = WorkerStates(workers, table, constraint.ask)
     monkeypatch.setattr("trl_grpo_tasks.rollout.engine.states_for", lambda *_: states)
     monkeypatch.setattr("trl_grpo_tasks.rollout.engine.group_count", lambda *_: groups)
     torch.manual_seed(3)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from tests.constraints.test_shared import CONSTRAINTS, PATTERNS, TOKENIZER
-from tests.support.exhaustive import exhaustive_but
 from trl_grpo_tasks.constraints import ChoiceTreeConstraint
 from trl_grpo_tasks.constraints import workers as workers_module
 from trl_grpo_tasks.constraints.shared import SharedStates
@@ -34,9 +33,8 @@ def assert_ended(processes):
             os.kill(process, 0)
 
 
-@pytest.mark.parametrize("kind", exhaustive_but(["spelled tree"], ["spelled tree", "spelled bricks", "thought, tree"]))
-def test_workers_agree_with_states_of_this_process_and_end_when_nobody_uses_them(kind):
-    constraint, rng = CONSTRAINTS[kind], np.random.default_rng(0)
+def test_workers_agree_with_states_of_this_process_and_end_when_nobody_uses_them():
+    constraint, rng = CONSTRAINTS["spelled tree"], np.random.default_rng(0)
     workers = started(constraint)
     rows = {slot: {"pattern": PATTERNS[slot // 2]} for slot in range(2 * len(PATTERNS))}
     for _ in range(2):  # the workers serve several rollouts
@@ -66,6 +64,17 @@ def test_workers_agree_with_states_of_this_process_and_end_when_nobody_uses_them
                     assert each.numbers([1]) == [FREE]
                 written[1] = list(states.start([1], [rows[1]])[0].tokens)
                 assert written[1] == list(expected.start([1], [rows[1]])[0].tokens)
+    one, minus = TOKENIZER.convert_tokens_to_ids(["1", "-"])
+    states = WorkerStates(workers, MaskTable(WIDE_MODEL))
+    states.start([0, 1], [rows[0], rows[2]])
+    with pytest.raises(ValueError, match="not allowed"):
+        states.accept([0, 1], [one, minus])
+    workers.send({0: ("start", [0], [rows[0]])})  # interrupted calls, whose replies are never read
+    states.accept_async([0, 1], [minus, minus])
+    states.accept_async([0, 1], [minus, minus])
+    states = WorkerStates(workers, MaskTable(WIDE_MODEL))  # the next rollout
+    states.start([0, 1], [rows[0], rows[2]])
+    assert len(states.accept([0, 1], [one, one])) == 2
     processes = [process.pid for process in workers._processes]
     del workers, states
     gc.collect()
@@ -128,32 +137,7 @@ def test_two_groups_of_slots_with_the_same_workers():
     assert len(set(states.numbers(range(6)))) == 6 and states.numbers(range(6)) == expected.numbers(range(6))
 
 
-def test_errors_deaths_and_the_end_of_workers():
-    workers = started(CONSTRAINTS["tree"])
-    states = WorkerStates(workers, MaskTable(WIDE_MODEL))
-    rows = [{"pattern": PATTERNS[0]}, {"pattern": PATTERNS[1]}]
-    states.start([0, 1], rows)
-    one, minus = TOKENIZER.convert_tokens_to_ids(["1", "-"])
-    with pytest.raises(ValueError, match="not allowed"):
-        states.accept([0, 1], [one, minus])
-    workers.send({0: ("start", [0], rows[:1])})  # interrupted calls, whose replies are never read
-    states.accept_async([0, 1], [minus, minus])
-    states.accept_async([0, 1], [minus, minus])
-    states = WorkerStates(workers, MaskTable(WIDE_MODEL))  # the next rollout
-    states.start([0, 1], rows)
-    assert len(states.accept([0, 1], [one, one])) == 2
-    processes = [process.pid for process in workers._processes]
-    os.kill(processes[0], signal.SIGKILL)
-    with pytest.raises(RuntimeError, match="worker ended unexpectedly"):
-        for _ in range(2):  # the first message may still be written
-            states.start([0, 1], rows)
-    assert not workers.ready
-    del workers, states
-    gc.collect()
-    assert_ended(processes)
-
-
-def test_workers_serve_large_batches_once_they_are_ready(monkeypatch):
+def test_workers_serve_large_batches_once_they_are_ready_until_one_dies(monkeypatch):
     monkeypatch.setattr(workers_module.os, "sched_getaffinity", lambda pid: range(4))
     # A constraint of a notebook: its functions exist only in this process.
     constraint = ChoiceTreeConstraint(TOKENIZER, lambda row: 0, lambda node: [("1x", None), ("10", None)])
@@ -165,6 +149,14 @@ def test_workers_serve_large_batches_once_they_are_ready(monkeypatch):
         time.sleep(0.05)
     states.start([7], [{}])
     assert set(TOKENIZER.convert_ids_to_tokens(table.ids(states.numbers([7])[0]).tolist())) == {"1", "10", "1x"}
+    workers = states._workers
+    processes = [process.pid for process in workers._processes]
+    os.kill(processes[0], signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="worker ended unexpectedly"):
+        for _ in range(2):  # the first message may still be written
+            states.start(range(3), [{}, {"a": 1}, {"b": 2}])
+    assert not workers.ready and isinstance(states_for(constraint, table, 1000), SharedStates)
+    assert_ended(processes)
 
 
 def test_a_constraint_that_cannot_be_sent_stays_in_this_process():

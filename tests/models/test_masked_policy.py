@@ -71,7 +71,7 @@ def dense_logps(model, ids, temperature, fill=(), steps=1):
     return (letters / temperature).log_softmax(-1)
 
 
-@pytest.mark.parametrize("steps", exhaustive_but([1, 3], [1, 2, 3, 9]))
+@pytest.mark.parametrize("steps", [1, 3])
 def test_policy_and_expected_update_are_exact(bert_path, tmp_path, steps):
     """For all 125 fills of three masks with five letters, probabilities sum to 1, log-probs and entropies match a
     dense float64 softmax, and the gradient of the loss equals the gradient of the expected reward."""
@@ -232,18 +232,12 @@ def test_models_of_the_wrong_kind_are_rejected(bert_path, tiny_path, tmp_path):
 
 
 LEARNING = {
-    "two iterations, top_p": {"num_iterations": 2, "top_p": 0.9},
-    "ema": {"reference_mode": "ema", "ema_alpha": 0.5},
-    "periodic, replay, curriculum": {
-        "reference_mode": "periodic", "reference_update_freq": 2, "replay_size": 4, "curriculum": True,
-    },
-    "two steps": {"num_iterations": 2, "fill_steps": 2},
-    "lora": {"peft": True},
+    "two iterations of two steps, top_p": {"num_iterations": 2, "fill_steps": 2, "top_p": 0.9},
     "lora, ema": {"peft": True, "reference_mode": "ema"},
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize("case", exhaustive_but(["two iterations, top_p", "lora, ema"], list(LEARNING)))
+@pytest.mark.parametrize("case", LEARNING)
 def test_masked_policy_learns(bert_path, tmp_path, case):
     options = {"beta": 0.1} | LEARNING[case]
     if options.pop("peft", False):

@@ -1,6 +1,5 @@
 """Groups of rows in turn: results do not depend on their number, whether this process or workers hold the states."""
 
-import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from tests.constraints.test_workers import started
 from tests.rollout.test_bounded import CONSTRAINT, PATTERNS, PROMPTS, VOCABULARY, Counted, check
 from tests.rollout.test_rollout import RandomEditor
-from tests.support.exhaustive import exhaustive_but
 from tests.support.rollouts import EOS, MODELS, PAGED, Paged
 from trl_grpo_tasks.constraints.shared import SharedStates
 from trl_grpo_tasks.constraints.table import MaskTable
@@ -44,23 +42,20 @@ def check_run(table, out):
     check(MODELS["llama"], PROMPTS_OF_ROWS, out, NEW_TOKENS, constraint=CONSTRAINT, rows=ROWS, table=table)
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "edits"), exhaustive_but([(3, 3), (None, 0)], list(itertools.product([3, 7, None], [0, 3])))
-)
+@pytest.mark.parametrize(("batch_size", "edits"), [(3, 3), (None, 0)])
 def test_sampled_rows_of_three_groups(held_by, batch_size, edits, monkeypatch):
     """Rows start and are edited, which needs the workers, while tokens of other groups are with the workers."""
     monkeypatch.setattr(engine, "group_count", lambda *_: 3)
     decoder = Paged(MODELS["llama"])
     counted = Counted(decoder)
-    for seed in range(2):
-        torch.manual_seed(seed)
-        table = MaskTable(VOCABULARY)
-        editor = RandomEditor(seed, edits) if edits else None
-        check_run(table, run(table, decoder, batch_size=batch_size, editor=editor))
+    torch.manual_seed(0)
+    table = MaskTable(VOCABULARY)
+    editor = RandomEditor(0, edits) if edits else None
+    check_run(table, run(table, decoder, batch_size=batch_size, editor=editor))
     assert counted.most == (batch_size or len(ROWS)) and not counted.rows
 
 
-@pytest.mark.parametrize(("count", "ahead"), [(1, 1), (2, 1), (3, 2), (4, 2)])
+@pytest.mark.parametrize(("count", "ahead"), [(2, 1), (3, 2)])
 def test_workers_have_tokens_of_two_groups_if_there_are_three(workers, count, ahead, monkeypatch):
     """With fewer groups, reading ahead would wait for the pass that the GPU has just begun."""
     outstanding, most = [], 0

@@ -126,22 +126,18 @@ def test_one_new_token_per_row(options, programs, monkeypatch):
 
 
 @pytest.mark.parametrize("programs", [1, 60], ids=["one split", "splits"])
-@pytest.mark.parametrize(
-    "options", exhaustive_but([OPTIONS["all"]], [OPTIONS["plain"], OPTIONS["all"]]), ids=["plain", "all"]
-)
-def test_several_new_tokens_per_row(options, programs, monkeypatch):
+def test_several_new_tokens_per_row(programs, monkeypatch):
     monkeypatch.setattr(kernels.attention, "ATTENTION_PROGRAMS", programs)
-    Texts(6, 3, 8, cached=[PAGE - 2, 0, 100], new=[4, 2, 1], padding=1).check(**options)
+    Texts(6, 3, 8, cached=[PAGE - 2, 0, 100], new=[4, 2, 1], padding=1).check(**OPTIONS["all"])
 
 
 @pytest.mark.parametrize("programs", [1, 30], ids=["one split", "splits"])
-@pytest.mark.parametrize("options", exhaustive_but([OPTIONS["all"]], list(OPTIONS.values())), ids=OPTIONS)
-def test_prefill_in_tiles(options, programs, monkeypatch):
+def test_prefill_in_tiles(programs, monkeypatch):
     """New prompts and the rest of a prompt that a pass before has begun, padded to tiles."""
     monkeypatch.setattr(kernels.attention, "ATTENTION_PROGRAMS", programs)
     monkeypatch.setattr(Texts, "is_prefill", True)
     texts = Texts(6, 2, 8, cached=[0, PAGE + 3, 0], new=[2 * TILE + 1, TILE, PAGE + 6], tile=TILE)
-    texts.check(**options)
+    texts.check(**OPTIONS["all"])
 
 
 def test_widths_and_groups_that_are_no_powers_of_two():
@@ -171,10 +167,11 @@ def packed_masks(count, vocabulary):
     return words
 
 
-@pytest.mark.parametrize("programs", [1, 512], ids=["one share", "many shares"])
-@pytest.mark.parametrize("is_greedy", [False, True], ids=["sampled", "greedy"])
-@pytest.mark.parametrize("softcap", [None, 3.0])
-@pytest.mark.parametrize("is_masked", [False, True], ids=["free", "masked"])
+@pytest.mark.parametrize(
+    ("is_masked", "softcap", "is_greedy", "programs"),
+    [(False, None, False, 512), (True, 3.0, False, 1), (True, None, True, 512), (False, 3.0, True, 1),
+     (True, 3.0, False, 512)],
+)  # fmt: skip
 def test_log_probs_of_sampled_tokens(is_masked, softcap, is_greedy, programs, monkeypatch):
     monkeypatch.setattr(kernels.next_token, "SAMPLING_PROGRAMS", programs)
     rows, vocabulary = 3, 2500
@@ -202,26 +199,22 @@ def test_the_lowest_of_equally_likely_tokens_is_greedy():
     assert kernels.sample(logits.to(DEVICE), is_greedy=True)[0].tolist() == [700]
 
 
-@pytest.mark.parametrize("is_masked", exhaustive_but([True], [False, True]), ids=["free", "masked"])
-def test_samples_follow_the_distribution(is_masked, monkeypatch):
-    """Chi-squared test over tokens in two shares of the vocabulary."""
+def test_samples_follow_the_distribution(monkeypatch):
+    """Chi-squared test over allowed tokens in two shares of the vocabulary."""
     monkeypatch.setattr(kernels.next_token, "SAMPLE_BLOCK", 4)
     count = 20_000 if DEVICE == "cuda" else 80  # the interpreter is slow
     monkeypatch.setattr(kernels.next_token, "SAMPLING_PROGRAMS", 2 * count)
     logits = torch.tensor([0.3, 1.0, 2.0, 0.6, 0.5, 1.5])
-    allowed = torch.ones(6).bool()
-    masks = None
-    if is_masked:
-        allowed[[0, 2]] = False
-        masks = (torch.tensor([[0b111010]], dtype=torch.int32, device=DEVICE),
-                 torch.zeros(count, dtype=torch.int64, device=DEVICE))  # fmt: skip
+    allowed = torch.tensor([False, True, False, True, True, True])
+    masks = (torch.tensor([[0b111010]], dtype=torch.int32, device=DEVICE),
+             torch.zeros(count, dtype=torch.int64, device=DEVICE))  # fmt: skip
     torch.manual_seed(0)
     tokens, _ = kernels.sample(logits.repeat(count, 1).to(DEVICE), masks)
     expected = logits.masked_fill(~allowed, -torch.inf).double().softmax(0) * count
     counts = torch.bincount(tokens.cpu(), minlength=len(logits))
     assert not counts[~allowed].any()
     chi2 = ((counts - expected)[allowed] ** 2 / expected[allowed]).sum()
-    assert chi2 < 20.5  # exceeded with probability 0.001 at 5 degrees of freedom
+    assert chi2 < 16.3  # exceeded with probability 0.001 at 3 degrees of freedom
 
 
 def test_seeds_decide_what_is_sampled():
@@ -238,15 +231,15 @@ def test_seeds_decide_what_is_sampled():
 # ---- linear layers with adapters
 
 
-@pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize(
-    ("tokens", "ends", "inputs", "rank"),
+    ("tokens", "ends", "inputs", "rank", "has_bias"),
     [
-        (5, [64, 96, 128], 200, 3),
-        (33, [48], 1100, 16),  # split over the inputs
-        (16, [32, 64], 64, 20),
-        (2, [16, 24], 64, 2),  # parts that do not end at a block: separate products
-        (65, [32], 64, 4),  # many tokens: separate products
+        (5, [64, 96, 128], 200, 3, True),
+        (33, [48], 1100, 16, True),  # split over the inputs
+        (33, [48], 1100, 16, False),
+        (16, [32, 64], 64, 20, False),
+        (2, [16, 24], 64, 2, True),  # parts that do not end at a block: separate products
+        (65, [32], 64, 4, False),  # many tokens: separate products
     ],
 )
 def test_linear_layer_with_adapters(tokens, ends, inputs, rank, has_bias, monkeypatch):

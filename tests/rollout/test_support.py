@@ -20,6 +20,7 @@ from transformers import (
 from tests.support.families import FAMILIES, SIZES
 from tests.support.paths import ROOT
 from tests.support.rollouts import MODELS, tiny
+from tests.support.training import toy_trainer
 from trl_grpo_tasks.rollout import unsupported_reason, unsupported_reason_in
 from trl_grpo_tasks.rollout.support import unsupported_reason_for_sharing
 
@@ -99,6 +100,14 @@ QUANTISED_MODEL = model_with(Qwen3Config(), quantization=BitsAndBytesConfig(load
 )
 def test_weights_that_can_be_gathered(options, reason):
     assert unsupported_reason_in(trainer_with(**options)) == reason
+
+
+@pytest.mark.parametrize("options", [{"cache_implementation": "dynamic"}, {"generation_kwargs": {"num_beams": 1}}])
+def test_unsupported_options_fall_back_to_trl_with_a_printed_reason(tiny_path, tmp_path, capsys, options):
+    trainer = toy_trainer(tiny_path, tmp_path, rollout="fast", max_steps=1, **options)
+    output = capsys.readouterr().out
+    assert output.count("TRL generates the completions, because ") == 1 and next(iter(options)) in output
+    trainer.train()
 
 
 @pytest.mark.parametrize("family", ["llama-dynamic", "phi3-longrope"])

@@ -1,16 +1,13 @@
 """Conversations of several turns with vLLM, for which a stand-in samples; tests/vllm has the real one."""
 
 import json
-from contextlib import ExitStack
 
 import pytest
 
-from tests.support import vllm_stand_in
 from tests.support.enumerated import assert_recorded
 from tests.support.toy import ToyTask
 from tests.support.toy_environment import EchoTask
 from tests.support.toy_repair import AdvisingToy
-from tests.support.training import toy_trainer
 from trl_grpo_tasks import Solver
 from trl_grpo_tasks.constraints.base import unpack
 from trl_grpo_tasks.constraints.turns import split_turns
@@ -29,33 +26,8 @@ CASES = {
 }
 
 
-@pytest.fixture
-def serve(tiny_path, monkeypatch):
-    """Start a server under the constraint of a task."""
-    vllm_stand_in.install(monkeypatch)
-    with ExitStack() as stack:
-        tokenizer = load_tokenizer(tiny_path)
-        yield lambda task: stack.enter_context(vllm_stand_in.serving(monkeypatch, tiny_path, task, tokenizer))
-
-
-@pytest.fixture
-def make(serve, tiny_path, tmp_path):
-    """Make a trainer with vLLM in this mode, and return it with the engine that samples for it."""
-
-    def made(mode, task, **options):
-        options |= {"use_vllm": True, "vllm_mode": mode}
-        server = serve(task) if mode == "server" else None
-        if server is not None:
-            options |= {"vllm_server_base_url": server.url, "vllm_weights_folder": str(tmp_path / "weights")}
-        trainer = toy_trainer(tiny_path, tmp_path, task, **options)
-        trainer.model.train()
-        return trainer, trainer.vllm_generation.llm if server is None else server.engine
-
-    return made
-
-
-@pytest.mark.parametrize("mode", ["colocate", "server"])
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize(("mode", "kind"), [*(("colocate", kind) for kind in CASES), ("server", "repair"),
+                                            ("server", "free text"), ("server", "filters")])  # fmt: skip
 def test_masks_and_log_probs_are_those_of_the_distribution_sampled_from(make, mode, kind):
     task, options = CASES[kind]
     trainer, engine = make(mode, task(), **options, num_generations=8)
@@ -114,8 +86,10 @@ def test_a_task_without_a_constraint_has_turns_of_free_text_on_a_server(make, mo
     assert_recorded(trainer, trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("make_task", [EchoTask, lambda: RepairTask(AdvisingToy(), 2, 0.9, True)])
+@pytest.mark.parametrize(
+    ("make_task", "temperature"),
+    [(EchoTask, 0.0), (lambda: RepairTask(AdvisingToy(), 2, 0.9, True), 0.0), (EchoTask, 1.0)],
+)
 def test_answers_of_a_server_are_conversations(serve, tiny_path, make_task, temperature):
     """The likeliest one is that of our rollouts."""
     task = make_task()

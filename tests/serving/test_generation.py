@@ -6,16 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from datasets import Dataset
 
 from tests.support.toy import LettersConstraint, ToyTask
-from tests.support.training import toy_trainer
-from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint
-from trl_grpo_tasks.constraints.base import replay
-from trl_grpo_tasks.constraints.filters import SamplingFilters
-from trl_grpo_tasks.constraints.rebuilt import replay_all
-from trl_grpo_tasks.constraints.table import MaskTable
+from tests.support.training import config
+from trl_grpo_tasks import TaskGRPOTrainer
+from trl_grpo_tasks.constraints import Grammar, GrammarConstraint
 from trl_grpo_tasks.models.loading import load_tokenizer
-from trl_grpo_tasks.rollout import rollout
 from trl_grpo_tasks.serving.generation import Sampled, VLLMRequests
 from trl_grpo_tasks.serving.served_task import CONFIG_KEY, ServedTask
 
@@ -154,70 +151,86 @@ def test_another_server_is_refused(tokenizer, task, changes, message):
         problem_with(task, tokenizer, **changes)
 
 
-# ---- masks of vLLM's completions
+# ---- constraints of a colocated engine
 
 
-def test_replayed_masks_are_those_of_each_completion(tiny_path):
-    tokenizer = load_tokenizer(tiny_path)
-    tree = ChoiceTreeConstraint(tokenizer, lambda row: 3, lambda n: [("", None)] if n == 0 else
-                                [("a", n - 1), ("bcd", n - 1)])  # fmt: skip
-    grammar = GrammarConstraint(tokenizer, lambda row: row["p"] and Grammar.regex(row["p"]))
-    ids = tokenizer.convert_tokens_to_ids
-    end = [tokenizer.eos_token_id]
-    texts = ["aaa", "abcda", "abcdbcd", "aa", "bcdaa"]
-    cases = [
-        (tree, [{}] * len(texts), [ids(list(text)) + end * (text != "aa") for text in texts]),
-        (grammar, [{"p": "[ab]{2}cd"}, {"p": None}, {"p": "[ab]{2}cd"}], [ids([*"abcd"]) + end, [3, 4], ids([*"aa"])]),
-    ]
-    for constraint, rows, completions in cases:
-        table = MaskTable(len(tokenizer) + 3)
-        numbers = replay_all(constraint, rows, completions, table)
-        assert numbers == [
-            [table.number_of(mask) for mask in replay(constraint, row, one)]
-            for row, one in zip(rows, completions, strict=True)
-        ]
-    for wrong in (ids([*"abc"]) + end, ids([*"ba"])):
-        with pytest.raises(ValueError, match="not allowed"):
-            replay_all(tree, [{}, {}], [cases[0][2][1], wrong], MaskTable(len(tokenizer)))
+def test_a_constraint_of_your_own_without_a_task(serve, tiny_path, tmp_path):
+    """Rows are the entries of the data set."""
+    letters = LettersConstraint(load_tokenizer(tiny_path), most=2)
+    args = config(tmp_path, constrain=True, use_vllm=True, vllm_mode="colocate", max_steps=1)
+    rows = Dataset.from_dict({"prompt": ["a1x", "b2x"] * 4, "more": [1, None] * 4})
+    rewards = {"reward_funcs": lambda completions, **_: [float(len(text)) for text in completions]}
+    trainer = TaskGRPOTrainer(tiny_path, args=args, constraint=letters, train_dataset=rows, **rewards)
+    trainer.train()
+    (line,) = [line for line in trainer.state.log_history if "loss" in line]
+    assert line["sampling/logp_difference_max"] < 1e-5 and line["completions/max_length"] <= 3
+    assert line["constraint/allowed_tokens"] > 1 and line["perf/vllm_mask_ms"] > 0
 
 
-class OwnSampler:
-    """Answers with completions of our rollouts in place of vLLM's."""
+def test_completions_outside_the_constraint_are_an_error(make):
+    from trl_grpo_tasks.serving.processor import COLOCATED, Sampling
 
-    def __init__(self, trainer, constraint, filters):
-        self.trainer, self.constraint, self.filters = trainer, constraint, filters
-
-    def mask_milliseconds(self):
-        return 1.5
-
-    def sample(self, rows, generate, group):
-        model, table = self.trainer.model, MaskTable(self.trainer.generation.output_size())
-        prompts = self.trainer._tokenizer([example["prompt"] for example in self.trainer.latest_rollout.examples])
-        out = rollout(model, prompts["input_ids"], max_new_tokens=5, eos_token_ids=self.trainer.eos_token_ids,
-                      constraint=self.constraint, rows=rows, table=table, filters=self.filters)  # fmt: skip
-        kept = [[table.ids(number).tolist() for number in row] for row in out.masks] if self.filters else None
-        return Sampled(out.completion_ids, out.logps, kept)
-
-
-@pytest.mark.parametrize("filters", [SamplingFilters(), SamplingFilters(top_k=3)], ids=["", "top_k"])
-def test_completions_are_scored_under_the_masks_they_were_sampled_under(tiny_path, tmp_path, filters):
-    trainer = toy_trainer(tiny_path, tmp_path, constrain=True, max_steps=1, top_k=filters.top_k)
-    constraint = LettersConstraint(trainer._tokenizer)
-    trainer.generation.vllm, trainer.generation.uses_engine = OwnSampler(trainer, constraint, filters), False
-    trainer.model.train()
-    output = trainer._generate_and_score_completions([trainer.train_dataset[i] for i in (0, 0, 0, 0, 3, 3, 3, 3)])
-    scored = trainer.scoring.logps(output, of_reference=False)
-    is_real = output["completion_mask"].bool()
-    assert (output["mask_numbers"][is_real] != 0).all()
-    torch.testing.assert_close(scored[is_real], output["sampling_per_token_logps"][is_real], atol=1e-4, rtol=0)
-    assert trainer._metrics["train"]["perf/vllm_mask_ms"] == [1.5]
-
-
-def test_completions_outside_the_constraint_are_an_error(tiny_path, tmp_path):
-    trainer = toy_trainer(tiny_path, tmp_path, constrain=True, max_steps=1)
-    letters = LettersConstraint(trainer._tokenizer, most=5)
-    trainer.generation.vllm, trainer.generation.uses_engine = OwnSampler(trainer, letters, SamplingFilters()), False
-    trainer.model.train()
+    trainer, _ = make("colocate", ToyTask(), constrain=True)
+    (key,), tokenizer = COLOCATED, trainer._tokenizer
+    COLOCATED[key] = Sampling(LettersConstraint(tokenizer, most=5), tokenizer.eos_token_id)
     with pytest.raises(RuntimeError, match="vLLM did not sample under the constraint"):
         for _ in range(20):
             trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
+
+
+def test_speculative_decoding_is_refused(serve):
+    from trl_grpo_tasks.serving.processor import Processor
+
+    with pytest.raises(ValueError, match="remove --speculative-config"):
+        Processor(SimpleNamespace(speculative_config={"method": "ngram"}), torch.device("cpu"), False)
+
+
+def test_events_of_asynchronous_scheduling(serve, tiny_path):
+    """A real vLLM on a CPU schedules synchronously. With asynchronous scheduling, the last token of a completion is -1
+    until `apply`, requests move within the batch, and a request runs once more after its end."""
+    from trl_grpo_tasks.serving.processor import COLOCATED, MoveDirectionality, Processor, Sampling
+
+    tokenizer = load_tokenizer(tiny_path)
+    vocabulary = len(tokenizer)
+    grammars = GrammarConstraint(tokenizer, lambda row: Grammar.regex(row["pattern"]))
+    COLOCATED["events"] = Sampling(grammars, tokenizer.eos_token_id)
+    config = SimpleNamespace(
+        speculative_config=None,
+        additional_config={CONFIG_KEY: {"key": "events"}},
+        model_config=SimpleNamespace(get_vocab_size=lambda: vocabulary),
+        scheduler_config=SimpleNamespace(max_num_seqs=4),
+    )
+    processor = Processor(config, torch.device("cpu"), False)
+    ids = tokenizer.convert_tokens_to_ids
+    rows, outputs = [{"pattern": "ab"}, {"pattern": "cd"}], [[], []]
+    added = [(i, Params(extra_args={"row": json.dumps(rows[i])}), [1], outputs[i]) for i in range(2)]
+
+    def batch(size, **events):
+        return SimpleNamespace(batch_size=size, **events)
+
+    processor.update_state(batch(2, removed=[], added=added, moved=[]))
+
+    def allowed():
+        logits = processor.apply(torch.zeros(2, vocabulary))
+        return [torch.nonzero(row == 0).flatten().tolist() for row in logits]
+
+    def sample(first, second):
+        for output in outputs:
+            output.append(-1)
+        processor.update_state(None)
+        for output, token in zip(outputs, (first, second), strict=True):
+            output[-1] = token
+
+    assert allowed() == [[ids("a")], [ids("c")]]
+    sample(ids("a"), ids("c"))
+    processor.update_state(batch(2, removed=[], added=[], moved=[(0, 1, MoveDirectionality.SWAP)]))
+    assert allowed() == [[ids("d")], [ids("b")]]
+    sample(ids("b"), ids("d"))
+    assert allowed() == [[tokenizer.eos_token_id]] * 2
+    sample(tokenizer.eos_token_id, tokenizer.eos_token_id)
+    assert allowed() == [list(range(vocabulary))] * 2  # vLLM discards what is sampled here
+    processor.update_state(batch(1, removed=[0], added=[], moved=[(1, 0, MoveDirectionality.ONE_WAY)]))
+    sample(5, 5)
+    again = [(1, Params(extra_args={"row": json.dumps(rows[0])}), [1], [ids("a")])]  # after a preemption
+    processor.update_state(batch(2, removed=[], added=again, moved=[]))
+    assert allowed()[1] == [ids("b")]

@@ -6,10 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.exhaustive import exhaustive_but
 from trl_grpo_tasks.constraints import ChoiceTreeConstraint, Grammar, GrammarConstraint, OneSpelling, ThinkThen
 from trl_grpo_tasks.constraints.base import unpack
-from trl_grpo_tasks.constraints.workers import StateWorkers, WorkerStates
 from trl_grpo_tasks.models.tiny import make_tokenizer
 from trl_grpo_tasks.serving import states as states_module
 from trl_grpo_tasks.serving.states import RequestStates
@@ -91,7 +89,8 @@ class Engine:
 @pytest.mark.parametrize("kind", CONSTRAINTS)
 @settings(max_examples=15)
 @given(
-    seed=st.integers(0, 10**6), events=st.lists(st.sampled_from(["add", "twice", "interrupt", "step"]), max_size=30)
+    seed=st.integers(0, 10**6),
+    events=st.lists(st.sampled_from(["add", "twice", "interrupt", "park", "step"]), max_size=30),
 )
 def test_masks_are_those_of_a_fresh_state(kind, seed, events):
     engine = Engine(CONSTRAINTS[kind], seed)
@@ -116,14 +115,8 @@ def masks(states, *requests):
     return [set(np.flatnonzero((row == 0).numpy()).tolist()) for row in logits]
 
 
-@pytest.mark.parametrize("with_workers", exhaustive_but([False], [False, True]))
-def test_a_row_that_fails_ends_alone(with_workers, monkeypatch):
+def test_a_row_that_fails_ends_alone():
     constraint = CONSTRAINTS["grammar"]
-    if with_workers:
-        workers = StateWorkers(constraint, 2)
-        while not workers.ready:
-            pass
-        monkeypatch.setattr(states_module, "states_for", lambda constraint, table, _: WorkerStates(workers, table))
     states = RequestStates(constraint, EOS, OUTPUTS, 4)
     good = states.start({"kind": KINDS[0]})
     states.advance([])

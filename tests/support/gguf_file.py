@@ -1,60 +1,29 @@
 """A small real GGUF file: a one-layer Llama with a byte-level BPE tokenizer in its metadata."""
 
-import numpy as np
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-HIDDEN, HEADS, LAYERS, INNER, CONTEXT = 32, 2, 1, 48, 64
+from tests.support.gguf_converter import convert
+
 MERGES = [("a", "b"), ("c", "d"), ("ab", "cd"), ("Ġ", "a")]
-
-
-def byte_letters() -> list[str]:
-    """The 256 characters that represent bytes in GPT-2's vocabulary."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
-    return [letters[byte] for byte in range(256)]
+END = "<|endoftext|>"
 
 
 def write_gguf(path, seed=0) -> None:
-    import gguf
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    tokens = [*byte_letters(), *("".join(pair) for pair in MERGES), "<|endoftext|>"]
-    writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_name("small")
-    writer.add_vocab_size(len(tokens))
-    writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(HEADS)
-    writer.add_rope_dimension_count(HIDDEN // HEADS)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([1] * (len(tokens) - 1) + [3])
-    writer.add_token_merges([" ".join(pair) for pair in MERGES])
-    writer.add_bos_token_id(len(tokens) - 1)
-    writer.add_eos_token_id(len(tokens) - 1)
-    rng = np.random.default_rng(seed)
-
-    def tensor(name, *shape):
-        values = np.ones(shape) if "norm" in name else rng.normal(0, 0.2, shape)
-        writer.add_tensor(f"{name}.weight", values.astype(np.float32))
-
-    tensor("token_embd", len(tokens), HIDDEN)
-    tensor("output_norm", HIDDEN)
-    tensor("output", len(tokens), HIDDEN)
-    for layer in range(LAYERS):
-        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            tensor(f"blk.{layer}.{name}", HIDDEN, HIDDEN)
-        tensor(f"blk.{layer}.ffn_gate", INNER, HIDDEN)
-        tensor(f"blk.{layer}.ffn_up", INNER, HIDDEN)
-        tensor(f"blk.{layer}.ffn_down", HIDDEN, INNER)
-        tensor(f"blk.{layer}.attn_norm", HIDDEN)
-        tensor(f"blk.{layer}.ffn_norm", HIDDEN)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())  # the 256 characters that represent bytes
+    tokens = [*letters, *("".join(pair) for pair in MERGES), END]
+    backend = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, MERGES))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    torch.manual_seed(seed)
+    config = LlamaConfig(vocab_size=len(tokens), hidden_size=32, num_attention_heads=2, num_hidden_layers=1,
+                         intermediate_size=48, max_position_embeddings=64, rms_norm_eps=1e-5, initializer_range=0.2,
+                         bos_token_id=len(tokens) - 1, eos_token_id=len(tokens) - 1)  # fmt: skip
+    with TemporaryDirectory() as folder:
+        PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=END, eos_token=END).save_pretrained(folder)
+        LlamaForCausalLM(config).save_pretrained(folder)
+        convert(Path(folder), path)

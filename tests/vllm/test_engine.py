@@ -1,9 +1,7 @@
 """A real vLLM engine with our logits processor: its samples and log-probs are those of the model under the masks."""
 
-import gc
 import json
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
-from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
 from tests.support.rollouts import dense_logps
 from tests.support.vllm_cpu import END_OF_TURN, ENGINE_OPTIONS, use_runner
@@ -51,20 +48,28 @@ ROWS = {
 
 
 class Engine:
-    """An engine that samples under the constraint `sampling`, and the model that it serves."""
+    """An engine with one runner, and the model that it serves. It has a cache for few requests, so that vLLM preempts
+    some and computes them again later, and reads prompts in parts."""
 
-    def __init__(self, model_path, key="engine", **options):
+    def __init__(self, model_path):
         self.tokenizer = AutoTokenizer.from_pretrained(model_path)
         self.model = AutoModelForCausalLM.from_pretrained(model_path)
         self.ends = {self.tokenizer.eos_token_id, self.tokenizer.convert_tokens_to_ids(END_OF_TURN)}
-        settings = {"max_model_len": 48, "logprobs_mode": "processed_logprobs", "max_logprobs": -1, "seed": 0}
-        settings |= {"logits_processors": [PROCESSOR], "additional_config": {CONFIG_KEY: {"key": key}}}
-        self.key = key
-        self.llm = LLM(model_path, **(ENGINE_OPTIONS | settings | options))
+        settings = {"max_model_len": 64, "logprobs_mode": "processed_logprobs", "max_logprobs": -1, "seed": 0}
+        settings |= {"max_num_seqs": 6, "num_gpu_blocks_override": 10, "block_size": 32}
+        settings |= {"enable_prefix_caching": False, "max_num_batched_tokens": 16, "enable_chunked_prefill": True}
+        settings |= {"logits_processors": [PROCESSOR], "additional_config": {CONFIG_KEY: {"key": "engine"}}}
+        self.processors, make = [], Processor.__init__
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Processor, "__init__", lambda one, *args: self.processors.append(one) or make(one, *args))
+            self.llm = LLM(model_path, **(ENGINE_OPTIONS | settings))
 
     def under(self, constraint):
-        # The processor keeps its constraint: an engine belongs to one trainer.
-        COLOCATED[self.key] = Sampling(constraint, self.tokenizer.eos_token_id)
+        """Sample under this constraint from now on. A processor keeps its first one: an engine has one trainer."""
+        COLOCATED["engine"] = Sampling(constraint, self.tokenizer.eos_token_id)
+        for processor in self.processors:
+            processor._states = None
+            processor._live.clear()
         return self
 
     def generate(self, rows, prompts=None, **options):
@@ -77,18 +82,17 @@ class Engine:
         return [output.outputs[0] for output in outputs]
 
 
-@pytest.fixture
-def make_engine(runner, model_path):
-    made = []
-
-    def make(**options):
-        made.append(Engine(model_path, **options))
-        return made[-1]
-
-    yield make
-    made.clear()
-    COLOCATED.clear()
-    gc.collect()
+@pytest.fixture(scope="module", params=[1, 2], ids=["V1", "V2"])
+def engine(request, model_path):
+    with use_runner(request.param):
+        made = Engine(model_path)
+        worker = made.llm.llm_engine.model_executor.driver_worker
+        assert worker.use_v2_model_runner == (request.param == 2) and made.processors
+        made.runner = request.param
+        del worker
+        yield made
+        COLOCATED.clear()
+        made.llm, made.processors = None, []  # pytest still refers to `made`
 
 
 def check(engine, constraint, rows, outputs, prompts=None, temperature=0.8):
@@ -109,18 +113,14 @@ def check(engine, constraint, rows, outputs, prompts=None, temperature=0.8):
 
 
 @pytest.mark.parametrize("kind", ROWS)
-def test_completions_are_sampled_under_their_own_constraints(make_engine, runner, kind):
-    engine = make_engine(max_num_seqs=6)
-    worker = engine.llm.llm_engine.model_executor.driver_worker
-    assert worker.use_v2_model_runner == (runner == 2)
+def test_completions_are_sampled_under_their_own_constraints(engine, kind):
     constraint = constraints(engine.tokenizer)[kind]
     rows = [*ROWS[kind] * 4, None]  # more than fit at a time; the last has no constraint
     check(engine, constraint, rows, engine.under(constraint).generate(rows))
 
 
-def test_completions_end_within_the_limit_of_their_request(make_engine):
+def test_completions_end_within_the_limit_of_their_request(engine):
     """As a server samples: the limit is that of the request, and a trainer scores under the same masks."""
-    engine = make_engine(max_num_seqs=6)
     unlimited = constraints(engine.tokenizer)["thought"]
     rows = [{"pattern": "[abcd]{1,20}"}, {"pattern": "(ab|cd){2,9}"}] * 8
     outputs = engine.under(within(unlimited, None)).generate(rows, max_tokens=8)
@@ -128,33 +128,28 @@ def test_completions_end_within_the_limit_of_their_request(make_engine):
     check(engine, within(unlimited, 8), rows, outputs)
 
 
-def test_a_request_that_is_interrupted_goes_on_where_it_was(make_engine, monkeypatch):
-    """With a cache for few requests, vLLM preempts some and computes them again later."""
+def test_a_request_that_is_interrupted_goes_on_where_it_was(engine, monkeypatch):
     from vllm.v1.core.sched.scheduler import Scheduler
 
     preempted = []
     original = Scheduler._preempt_request
     monkeypatch.setattr(Scheduler, "_preempt_request", lambda *a, **k: preempted.append(1) or original(*a, **k))
-    options = {"num_gpu_blocks_override": 10, "block_size": 32, "max_model_len": 64, "enable_prefix_caching": False}
-    engine = make_engine(max_num_seqs=6, **options)
     constraint = constraints(engine.tokenizer)["choices"]
     rows = [{"depth": 60}] * 6
     check(engine, constraint, rows, engine.under(constraint).generate(rows, max_tokens=58))
     assert preempted
 
 
-def test_long_prompts_are_read_in_parts(make_engine):
-    engine = make_engine(max_num_batched_tokens=16, max_num_seqs=4, enable_chunked_prefill=True)
+def test_long_prompts_are_read_in_parts(engine):
     constraint = constraints(engine.tokenizer)["grammar"]
     rows = ROWS["grammar"] * 2
     prompts = [[5 + (i + k) % 4 for k in range(3 + 5 * (i % 3))] for i in range(len(rows))]
     check(engine, constraint, rows, engine.under(constraint).generate(rows, prompts), prompts)
 
 
-def test_samples_follow_the_exact_distribution(make_engine, runner):
+def test_samples_follow_the_exact_distribution(engine):
     """Chi-squared test over whole completions of up to three tokens. V2 is interpreted here, and slow."""
-    engine = make_engine(max_num_seqs=256)
-    constraint, count = constraints(engine.tokenizer)["grammar"], 3000 if runner == 1 else 300
+    constraint, count = constraints(engine.tokenizer)["grammar"], 3000 if engine.runner == 1 else 300
     rows = [{"pattern": "[abc]{1,2}d?"}] * count
     outputs = engine.under(constraint).generate(rows, max_tokens=4)
     counts = Counter(tuple(output.token_ids) for output in outputs)
@@ -170,68 +165,14 @@ def test_samples_follow_the_exact_distribution(make_engine, runner):
     assert chi2 < len(likely) + 5 * (2 * len(likely)) ** 0.5
 
 
-@pytest.mark.parametrize("row", ["no JSON", "[1]", "{}"])
-def test_a_bad_row_never_ends_the_engine(make_engine, row):
+def test_a_bad_row_never_ends_the_engine(engine):
     """The first two are refused before they reach the engine. The constraint cannot start on the third."""
-    engine = make_engine(max_num_seqs=4)
     constraint = constraints(engine.tokenizer)["choices"]
     engine.under(constraint)
-    params = SamplingParams(max_tokens=9, temperature=1.0, logprobs=0, extra_args={"row": row})
-    prompt = {"prompt_token_ids": PROMPT}
-    if row == "{}":
-        (output,) = engine.llm.generate([prompt], params, use_tqdm=False)
-        assert list(output.outputs[0].token_ids) == [engine.tokenizer.eos_token_id]
-    else:
+    params = [SamplingParams(max_tokens=9, extra_args={"row": row}) for row in ("no JSON", "[1]", "{}")]
+    for refused in params[:2]:
         with pytest.raises((ValueError, VLLMValidationError), match="JSON text of an object"):
-            engine.llm.generate([prompt], params, use_tqdm=False)
+            engine.llm.generate([{"prompt_token_ids": PROMPT}], refused, use_tqdm=False)
+    (output,) = engine.llm.generate([{"prompt_token_ids": PROMPT}], params[2], use_tqdm=False)
+    assert list(output.outputs[0].token_ids) == [engine.tokenizer.eos_token_id]
     check(engine, constraint, ROWS["choices"], engine.generate(ROWS["choices"]))
-
-
-def test_events_of_asynchronous_scheduling(model_path):
-    """On a CPU vLLM schedules synchronously. With asynchronous scheduling, the last token of a completion is -1 until
-    `apply`, requests move within the batch, and a request runs once more after its end."""
-    tokenizer = AutoTokenizer.from_pretrained(model_path)
-    constraint, vocabulary = constraints(tokenizer)["grammar"], len(tokenizer)
-    COLOCATED["events"] = Sampling(constraint, tokenizer.eos_token_id)
-    config = SimpleNamespace(
-        speculative_config=None,
-        additional_config={CONFIG_KEY: {"key": "events"}},
-        model_config=SimpleNamespace(get_vocab_size=lambda: vocabulary),
-        scheduler_config=SimpleNamespace(max_num_seqs=4),
-    )
-    processor = Processor(config, torch.device("cpu"), False)
-    ids = tokenizer.convert_tokens_to_ids
-    rows, outputs = [{"pattern": "ab"}, {"pattern": "cd"}], [[], []]
-    added = [(i, SamplingParams(extra_args={"row": json.dumps(rows[i])}), [1], outputs[i]) for i in range(2)]
-    processor.update_state(BatchUpdate(2, removed=[], added=added, moved=[]))
-
-    def allowed():
-        logits = processor.apply(torch.zeros(2, vocabulary))
-        return [torch.nonzero(row == 0).flatten().tolist() for row in logits]
-
-    def sample(first, second):
-        for output in outputs:
-            output.append(-1)
-        processor.update_state(None)
-        for output, token in zip(outputs, (first, second), strict=True):
-            output[-1] = token
-
-    assert allowed() == [[ids("a")], [ids("c")]]
-    sample(ids("a"), ids("c"))
-    processor.update_state(BatchUpdate(2, removed=[], added=[], moved=[(0, 1, MoveDirectionality.SWAP)]))
-    assert allowed() == [[ids("d")], [ids("b")]]
-    sample(ids("b"), ids("d"))
-    assert allowed() == [[tokenizer.eos_token_id]] * 2
-    sample(tokenizer.eos_token_id, tokenizer.eos_token_id)
-    assert allowed() == [list(range(vocabulary))] * 2  # vLLM discards what is sampled here
-    processor.update_state(BatchUpdate(1, removed=[0], added=[], moved=[(1, 0, MoveDirectionality.UNIDIRECTIONAL)]))
-    sample(5, 5)
-    again = [(1, SamplingParams(extra_args={"row": json.dumps(rows[0])}), [1], [ids("a")])]  # after a preemption
-    processor.update_state(BatchUpdate(2, removed=[], added=again, moved=[]))
-    assert allowed()[1] == [ids("b")]
-    del COLOCATED["events"]
-
-
-def test_speculative_decoding_is_refused(model_path):
-    with use_runner(1), pytest.raises(Exception, match="speculative decoding"):
-        Engine(model_path, speculative_config={"method": "ngram", "num_speculative_tokens": 2})

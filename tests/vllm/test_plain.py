@@ -4,50 +4,39 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.support.observed import logged
 from tests.support.toy import ToyTask
 from tests.support.training import parameters, toy_trainer
+from tests.support.vllm_cpu import serve_plain, serving
 from trl_grpo_tasks.serving import weights
 
-COLOCATED = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 32}
 
-
-def trained(trainer):
-    """Train, check that all weights moved, and return the largest difference of log-probs in each step."""
-    before = parameters(trainer)
-    trainer.train()
-    assert all((before[name] != weight).any() for name, weight in parameters(trainer).items())
-    return [line["sampling/logp_difference_max"] for line in trainer.state.log_history[:-1]]
+@pytest.fixture(scope="module")
+def server(model_path, tmp_path_factory):
+    """The address of a server of that model, without a constraint."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    with serving(serve_plain(model_path), log) as address:
+        yield address
 
 
 def test_a_colocated_engine_samples_from_the_weights_of_each_step(runner, model_path, tmp_path):
-    trainer = toy_trainer(model_path, tmp_path, max_steps=3, **COLOCATED)
-    worker = trainer.vllm_generation.llm.llm_engine.model_executor.driver_worker
+    """The weights of the last step are not sent, so that the differences are large there."""
+    trainer = toy_trainer(model_path, tmp_path, max_steps=3, use_vllm=True, vllm_mode="colocate",
+                          vllm_max_model_length=32)  # fmt: skip
+    generation, before = trainer.vllm_generation, parameters(trainer)
+    worker = generation.llm.llm_engine.model_executor.driver_worker
     assert worker.use_v2_model_runner == (runner == 2)
-    differences = trained(trainer)
-    assert len(differences) == 3 and max(differences) < 1e-5
-
-
-def test_without_weight_sync_the_differences_are_large(model_path, tmp_path, monkeypatch):
-    """The test above would notice an engine that keeps its first weights."""
-    from tests.support.vllm_cpu import use_runner
-
-    with use_runner(1):
-        trainer = toy_trainer(model_path, tmp_path, max_steps=2, **COLOCATED)
-        monkeypatch.setattr(trainer.vllm_generation, "sync_weights", lambda: None)
-        differences = trained(trainer)
-    assert differences[0] < 1e-5 and differences[1] > 1e-3
-
-
-def test_a_server_samples_from_the_weights_of_each_step(plain_server, model_path, tmp_path):
-    options = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": plain_server}
-    options["vllm_weights_folder"] = str(tmp_path / "weights")
-    differences = trained(toy_trainer(model_path, tmp_path, max_steps=2, **options))
-    assert len(differences) == 2 and max(differences) < 1e-5
+    sync = generation.sync_weights
+    generation.sync_weights = lambda: None if trainer.state.global_step == 2 else sync()
+    trainer.train()
+    assert all((before[name] != weight).any() for name, weight in parameters(trainer).items())
+    *differences, last = logged(trainer, "sampling/logp_difference_max")
+    assert len(differences) == 2 and max(differences) < 1e-5 and last > 1e-3
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_log_probs_of_a_server_after_a_reload_equal_those_of_a_forward_pass(
-    plain_server, model_path, tmp_path, noise, monkeypatch
+    server, model_path, tmp_path, noise, monkeypatch
 ):
     model = AutoModelForCausalLM.from_pretrained(model_path)
     torch.manual_seed(0)
@@ -55,7 +44,7 @@ def test_log_probs_of_a_server_after_a_reload_equal_those_of_a_forward_pass(
         for weight in model.parameters():
             weight += noise * torch.randn_like(weight)
     monkeypatch.setattr(weights, "_FILE_BYTES", 10_000)  # several files
-    client = weights.FolderClient(str(tmp_path), base_url=plain_server)
+    client = weights.FolderClient(str(tmp_path), base_url=server)
     client.init_communicator()
     client.update_model_params(model)
     client.reset_prefix_cache()
@@ -71,8 +60,8 @@ def test_log_probs_of_a_server_after_a_reload_equal_those_of_a_forward_pass(
         torch.testing.assert_close(torch.tensor(logprobs)[:, 0].double(), at, atol=1e-5, rtol=0)
 
 
-def test_a_folder_that_the_server_cannot_read_is_an_error(plain_server, tmp_path, monkeypatch):
-    client = weights.FolderClient(str(tmp_path), base_url=plain_server)
+def test_a_folder_that_the_server_cannot_read_is_an_error(server, tmp_path, monkeypatch):
+    client = weights.FolderClient(str(tmp_path), base_url=server)
     monkeypatch.setattr(weights, "save_file", lambda tensors, path: None)  # as on another file system
     with pytest.raises(RuntimeError, match="a folder that the server can read"):
         client.update_named_params([], iter([("a", torch.zeros(2))]))

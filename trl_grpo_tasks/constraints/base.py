@@ -9,7 +9,8 @@ Masks are packed into int32 words, one bit per token: token t is bit t % 32 of w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -74,29 +75,6 @@ class Asked(NamedTuple):
     answer: Callable[[], Any]  # waits for it
 
 
-class FinishingState(SharedState, Protocol):
-    """A state whose texts can be finished on purpose, within a number of tokens (see budget.py)."""
-
-    @property
-    def position(self) -> Hashable | None:
-        """What the allowed continuations depend on; None: it is unknown how a text ends."""
-
-    @property
-    def room(self) -> float | None:
-        """A bound on the tokens that finish from any position, the end included; None: only a search can tell."""
-
-    @property
-    def is_searched(self) -> bool:
-        """Whether there may be few enough positions for a search, which gives exact distances."""
-
-    def alike(self, tokens: Sequence[int]) -> Iterable[Sequence[int]]:
-        """Group allowed tokens: after those of a group, the position is the same."""
-
-    def endings(self) -> Iterable[bytes]:
-        """Return texts with which the text so far may end. The rest of one is among those of the position it leads
-        to, unless a better one is."""
-
-
 class Constraint(Protocol):
     """The allowed completions of any row, compiled for one tokenizer."""
 
@@ -115,6 +93,36 @@ class AnswerConstraint(Constraint, Protocol):
         The answer is not the beginning of the decoded text, so that its leading space is kept. The result is also
         None if the row is unconstrained.
         """
+
+
+@contextmanager
+def attribute_set(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Within this context, an attribute of an object or module has this value."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+class Bounded(dict[Any, Any]):
+    """A cache that is emptied when it would have more than `most` entries.
+
+    >>> cache = Bounded(2)
+    >>> cache[1] = cache[2] = cache[3] = "known"
+    >>> list(cache)
+    [3]
+    """
+
+    def __init__(self, most: int):
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if len(self) >= self._most:
+            self.clear()
+        super().__setitem__(key, value)
 
 
 def words_for(vocab_size: int) -> int:

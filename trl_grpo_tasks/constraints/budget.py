@@ -6,6 +6,11 @@ positions of an answer: choice trees without `longest_ending`, and regular gramm
 it is the number of tokens that spell a known ending, the longest possible token first. The first of them always lowers
 D by one, so that a mask is never empty.
 
+For this, states have beside the methods in base.py: `position`, what the allowed continuations depend on (None: it is
+unknown how a text ends); `room`, a bound on the tokens that finish from any position (None: only a search can tell);
+`is_searched`, whether positions may be few enough for a search; `alike(tokens)`, which groups tokens after which the
+position is the same; and `endings()`, texts with which the text so far may end.
+
 Far from the limit, a mask costs one comparison more. Below `room`, the most tokens that any answer of the row needs to
 finish, what each token needs is computed once per position.
 """
@@ -20,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .base import State, pack_ids, read_only, unpack
+from .base import Bounded, State, pack_ids, read_only, unpack
 from .choices import ChoiceTreeConstraint
 from .grammar import GrammarConstraint
 from .spelling import OneSpelling
@@ -82,11 +87,11 @@ class Budget:
         self.unlimited, self.most_tokens, self.vocab_size = unlimited, most_tokens, unlimited.vocab_size
         is_turns = isinstance(unlimited, TurnsConstraint)
         self._eos: int = unlimited.tokenizer.eos_token_id if is_turns else unlimited.vocabulary.eos
-        self._plans: dict[Hashable, Plan | None] = {}
+        self._plans: dict[Hashable, Plan | None] = Bounded(_CACHE)
         self._distances: dict[Hashable, float] = {}  # of searched positions
-        self._lengths: dict[Positioned, float] = {}
-        self._needs: dict[Positioned, list[tuple[np.ndarray, float]]] = {}
-        self._masks: dict[tuple[Positioned, int], np.ndarray] = {}
+        self._lengths: dict[Positioned, float] = Bounded(_CACHE)
+        self._needs: dict[Positioned, list[tuple[np.ndarray, float]]] = Bounded(_CACHE)
+        self._masks: dict[tuple[Positioned, int], np.ndarray] = Bounded(_CACHE)
 
     def __reduce__(self) -> Any:  # without the caches
         return Budget, (self.unlimited, self.most_tokens)
@@ -115,7 +120,6 @@ class Budget:
         if origin is None:
             return None
         if origin not in self._plans:
-            _limit(self._plans)
             self._plans[origin] = self._plan_new(state)
         return self._plans[origin]
 
@@ -148,7 +152,6 @@ class Budget:
             return 0
         key = (state.position, plan.is_exact)
         if key not in self._lengths:
-            _limit(self._lengths)
             self._lengths[key] = self._fewest_new(state, plan)
         return self._lengths[key]
 
@@ -219,7 +222,6 @@ class Budget:
         """Return the tokens after which the answer still fits, if `left` tokens are left."""
         words, position = state.mask(), (state.position, plan.is_exact)
         if position not in self._needs:
-            _limit(self._needs)
             self._needs[position] = self._needs_new(state, plan)
         needs = self._needs[position]
         # If no ending is known that fits, because xgrammar allowed bytes that are no UTF-8: the nearest.
@@ -227,7 +229,6 @@ class Budget:
         if all(need <= most for _, need in needs):
             return words
         if (position, left) not in self._masks:
-            _limit(self._masks)
             fitting = [tokens for tokens, need in needs if need <= most]
             self._masks[position, left] = read_only(pack_ids(np.concatenate(fitting), self.vocab_size))
         return self._masks[position, left]
@@ -278,8 +279,3 @@ class BudgetState:
 
 def _has(words: np.ndarray, token: int) -> bool:
     return bool(words[token // 32] >> token % 32 & 1)
-
-
-def _limit(cache: dict[Any, Any]) -> None:
-    if len(cache) >= _CACHE:
-        cache.clear()

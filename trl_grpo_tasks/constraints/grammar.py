@@ -6,6 +6,7 @@ trees (`choices.py`).
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -135,16 +136,9 @@ class GrammarConstraint:
         return GrammarConstraint, (self.vocabulary, self.grammar)
 
     def start(self, row: Mapping[str, Any]) -> GrammarState | None:
-        return self._start(row, is_first=True)
+        return self.start_after(row, None)
 
-    def start_after(self, row: Mapping[str, Any], remainder: bytes) -> GrammarState | None:
-        state = self._start(row, is_first=False)
-        if state is None or (remainder and not state._matcher.accept_string(remainder)):
-            return None
-        state._text = remainder
-        return state
-
-    def _start(self, row: Mapping[str, Any], is_first: bool) -> GrammarState | None:
+    def start_after(self, row: Mapping[str, Any], remainder: bytes | None) -> GrammarState | None:
         grammar = self.grammar if isinstance(self.grammar, Grammar) else self.grammar(row)
         if not isinstance(grammar, Grammar | None):
             raise TypeError(f"the grammar function must return a Grammar or None, but returned {grammar!r}")
@@ -152,9 +146,12 @@ class GrammarConstraint:
             return None
         import xgrammar
 
+        is_first = remainder is None
         drops_space = is_first and self.vocabulary.strips_leading_space
-        compiled = self._compile(grammar, drops_space)
-        return GrammarState(self, xgrammar.GrammarMatcher(compiled), grammar, is_first, drops_space=drops_space)
+        matcher = xgrammar.GrammarMatcher(self._compile(grammar, drops_space))
+        if remainder and not matcher.accept_string(remainder):
+            return None
+        return GrammarState(self, matcher, grammar, is_first, drops_space, remainder or b"")
 
     def _endings_new(self, grammar: Grammar, drops_space: bool) -> Endings | None:
         try:
@@ -188,45 +185,25 @@ class GrammarConstraint:
 class GrammarState:
     """The position of one completion in a grammar. States with equal `origin` start in the same grammar."""
 
-    __slots__ = (
-        "_constraint",
-        "_count",
-        "_drops_space",
-        "_is_first",
-        "_matcher",
-        "_text",
-        "_words",
-        "finished",
-        "origin",
-    )
-
     def __init__(
         self,
         constraint: GrammarConstraint,
         matcher: Any,
         origin: Grammar,
         is_first: bool,
-        finished: bool = False,
-        drops_space: bool = False,
-        text: bytes = b"",
-        count: int = 0,
+        drops_space: bool,
+        text: bytes,
     ):
         self._constraint, self._matcher, self.origin = constraint, matcher, origin
-        self._is_first, self.finished = is_first, finished  # is_first: no token of the text has been accepted
-        self._drops_space, self._text, self._count = drops_space, text, count  # of tokens
+        self._is_first, self._drops_space = is_first, drops_space  # is_first: no token of the text has been accepted
+        self._text, self._count = text, 0  # tokens so far
         self._words: np.ndarray | None = None  # the current mask, once it has been computed
+        self.finished = False
 
     def fork(self) -> GrammarState:
-        return GrammarState(
-            self._constraint,
-            self._matcher.fork(),
-            self.origin,
-            self._is_first,
-            self.finished,
-            self._drops_space,
-            self._text,
-            self._count,
-        )
+        forked = copy.copy(self)
+        forked._matcher = self._matcher.fork()
+        return forked
 
     @property
     def vocabulary(self) -> Vocabulary:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import types
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from .base import unpack
+from .base import attribute_set, unpack
 from .scoring import Head, HeadScale, masked_logps_and_entropies, sampled_logits
 from .sharding import whole
 from .table import FREE, MaskTable
@@ -34,23 +34,13 @@ class MaskedHead:
         self._measures_mass = False
         self.allowed_mass = 1.0  # as measured in the last forward pass within `measuring()`
 
-    @contextmanager
     def masks(self, masks_B_T: torch.Tensor, table: MaskTable) -> Any:
         """Within this context, forward passes score under these masks (numbers in `table`)."""
-        self._active_masks = (masks_B_T, table)
-        try:
-            yield
-        finally:
-            self._active_masks = None
+        return attribute_set(self, "_active_masks", (masks_B_T, table))
 
-    @contextmanager
     def measuring(self) -> Any:
         """Within this context, forward passes also measure `allowed_mass`."""
-        self._measures_mass = True
-        try:
-            yield
-        finally:
-            self._measures_mass = False
+        return attribute_set(self, "_measures_mass", True)
 
     def add_to(self, model: nn.Module) -> None:
         """Wrap the forward pass of a causal language model that already has TRL's fused head."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from os.path import commonprefix
 from typing import NamedTuple
 
+from .base import Bounded
 from .vocabulary import Vocabulary
 
 _REMEMBERED = 1024  # entries of one Literals object
@@ -48,7 +49,7 @@ class Literals:
         self.forced_text = b"" if may_end else commonprefix(texts) or b""  # noqa: RUF071 - these are no paths
         self.tokens: frozenset[int] | None = None
         self.moves: dict[int, Move] = {}
-        self.allowed: dict[tuple[Literals | None, ...], frozenset[int]] = {}
+        self.allowed: dict[tuple[Literals | None, ...], frozenset[int]] = Bounded(_REMEMBERED)
 
     def finish(self, tokens: set[int]) -> frozenset[int]:
         """Return the allowed tokens, given those that match the literals."""
@@ -60,8 +61,6 @@ class Literals:
         """Store the allowed tokens for the case that `following` may come after the extending literals."""
         if not self.extending:
             self.tokens = tokens
-        if len(self.allowed) >= _REMEMBERED:
-            self.allowed.clear()
         self.allowed[following] = tokens
 
     def move(self, token: int) -> Move:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
-from .base import Constraint, unpack, words_for
+from .base import Constraint, attribute_set, unpack, words_for
 from .filters import SamplingFilters, pack_on_device
 from .table import FREE, MaskTable
 
@@ -171,7 +171,6 @@ def generating_with(model: Any, processor: RecordingProcessor) -> Iterator[None]
     """
     generate, own_generate = model.generate, vars(model).get("generate")
     holders = [model, model.get_base_model()] if hasattr(model, "get_base_model") else [model]
-    configs = [holder.generation_config for holder in holders]
 
     def generate_with_processor(*args: Any, **kwargs: Any) -> Any:
         if processor.ids is not None:
@@ -182,22 +181,18 @@ def generating_with(model: Any, processor: RecordingProcessor) -> Iterator[None]
         return generate(*args, logits_processor=[processor], **kwargs)
 
     object.__setattr__(model, "generate", generate_with_processor)
-    for holder, config in zip(holders, configs, strict=True):
-        holder.generation_config = _only_token_ids(config)
-        if processor.ids is not None:
-            holder.generation_config.eos_token_id = None
-    try:
-        yield
-    finally:
-        for holder, config in zip(holders, configs, strict=True):
-            holder.generation_config = config
-        if own_generate is None:
-            del model.generate
-        else:
-            object.__setattr__(model, "generate", own_generate)
-
-
-def _only_token_ids(config: Any) -> Any:
-    """Return a generation config that keeps only the special token ids of `config`."""
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    return type(config)(**{name: getattr(config, name) for name in names})
+    with ExitStack() as restored:
+        for holder in holders:
+            own = holder.generation_config
+            only_ids = type(own)(**{name: getattr(own, name) for name in names})
+            if processor.ids is not None:
+                only_ids.eos_token_id = None
+            restored.enter_context(attribute_set(holder, "generation_config", only_ids))
+        try:
+            yield
+        finally:
+            if own_generate is None:
+                del model.generate
+            else:
+                object.__setattr__(model, "generate", own_generate)

@@ -6,8 +6,6 @@ empty outside its own module; the part of this process is its attribute `ds_tens
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Partial, distribute_tensor
+
+from .base import attribute_set
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -105,14 +105,9 @@ def end_forward(model: nn.Module, output: Any) -> None:
                 state._post_forward(module, None, output)
 
 
-@contextmanager
-def loading_whole_models() -> Iterator[None]:
+def loading_whole_models() -> Any:
     """While open, models are loaded as a whole. In a run with ZeRO-3, transformers shards every model that it loads,
     and a model that DeepSpeed does not manage could then not be used."""
     from transformers.integrations import deepspeed
 
-    config, deepspeed._hf_deepspeed_config_weak_ref = deepspeed._hf_deepspeed_config_weak_ref, None
-    try:
-        yield
-    finally:
-        deepspeed._hf_deepspeed_config_weak_ref = config
+    return attribute_set(deepspeed, "_hf_deepspeed_config_weak_ref", None)

@@ -12,11 +12,11 @@ A state that asks a question (see `AskingState`) is a node too, and the answer i
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .base import FREE, Asked, Constraint, only_token
+from .base import FREE, Asked, Bounded, Constraint, only_token
 
 # Upper limit on the tokens that are forced at a time: a constraint may force text without end.
 FORCED_LIMIT = 512
@@ -34,12 +34,6 @@ class Forced(NamedTuple):
 
 
 NOTHING = Forced((), ())
-
-
-class MaskNumbers(Protocol):
-    """Gives numbers to masks: a MaskTable, or what takes its place in a worker process."""
-
-    def number_of(self, words: np.ndarray) -> int: ...
 
 
 class _Mask(NamedTuple):
@@ -113,7 +107,7 @@ class AcceptingStates:
 class SharedStates(AcceptingStates):
     """The states of the rows of a rollout, by slot. Slots are arbitrary numbers."""
 
-    def __init__(self, constraint: Constraint, table: MaskNumbers):
+    def __init__(self, constraint: Constraint, table: Any):  # a MaskTable, or in a worker process a _Numbering
         self._constraint, self._table = constraint, table
         self._asks = hasattr(constraint, "ask")
         if self._asks:
@@ -121,7 +115,7 @@ class SharedStates(AcceptingStates):
         self._rows: dict[int, Mapping[str, Any]] = {}
         self._nodes: dict[int, _Node] = {}  # of the constrained rows
         self._roots: dict[Hashable, _Edge] = {}
-        self._masks: dict[int, _Mask] = {}  # of read-only arrays, by id
+        self._masks: dict[int, _Mask] = Bounded(_MASK_CACHE)  # of read-only arrays, by id
         self._only: dict[int, int | None] = {}  # the only token of each mask number
 
     def start(self, slots: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> list[Forced]:
@@ -253,7 +247,5 @@ class SharedStates(AcceptingStates):
             self._only[number] = only_token(words)
         mask = _Mask(words, number, self._only[number])
         if not words.flags.writeable:  # it never changes, and while it is stored no other array has its id
-            if len(self._masks) >= _MASK_CACHE:
-                self._masks.clear()
             self._masks[id(words)] = mask
         return mask

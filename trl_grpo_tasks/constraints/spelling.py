@@ -7,16 +7,15 @@ the model sees the tokens it was trained on, and most tokens of a long JSON obje
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .base import pack_ids, read_only
+from .base import Bounded, pack_ids, read_only
 from .choices import ChoiceState, ChoiceTreeConstraint
 from .grammar import GrammarConstraint, GrammarState
-from .vocabulary import Vocabulary
 
 _SPELLING_CACHE = 4096
 _MASK_CACHE = 2048
@@ -36,7 +35,7 @@ class OneSpelling:
         self._tokenizer = tokenizer
         self.spell = lru_cache(_SPELLING_CACHE)(self._spell_new)
         self.single = lru_cache(_MASK_CACHE)(lambda token: read_only(pack_ids([token], self.vocab_size)))
-        self._restricted: dict[tuple[int, frozenset[int]], tuple[np.ndarray, np.ndarray]] = {}
+        self._restricted: dict[tuple[int, frozenset[int]], tuple[np.ndarray, np.ndarray]] = Bounded(_MASK_CACHE)
 
     def __reduce__(self) -> Any:  # without the caches
         return OneSpelling, (self._tokenizer, self.constraint)
@@ -62,8 +61,6 @@ class OneSpelling:
         key = (id(words), too_short)
         known = self._restricted.get(key)
         if known is None:
-            if len(self._restricted) >= _MASK_CACHE:
-                self._restricted.clear()
             # `words` is stored as well: while it exists, no other array has its id
             known = self._restricted[key] = (words, read_only(self._without_new(words, too_short)))
         return known[1]
@@ -110,37 +107,14 @@ class SpelledState:
     def __init__(self, constraint: OneSpelling, state: GrammarState | ChoiceState, spelling: Spelling):
         self._constraint, self._state, self._spelling = constraint, state, spelling
 
-    @property
-    def finished(self) -> bool:
-        return self._state.finished
-
-    @property
-    def origin(self) -> Hashable:
-        return self._state.origin
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return self._constraint.vocabulary
-
-    @property
-    def room(self) -> float | None:
-        return self._state.room
-
-    @property
-    def is_searched(self) -> bool:
-        return self._state.is_searched
+    def __getattr__(self, name: str) -> Any:  # `finished`, `origin`, and how a text ends
+        # Where several tokens are allowed, the spelling after them depends on the inner position alone.
+        return getattr(self._state, name)
 
     @property
     def position(self) -> Hashable | None:
         inner = self._state.position
         return None if inner is None else (inner, self._spelling)
-
-    def alike(self, tokens: Sequence[int]) -> Iterable[Sequence[int]]:
-        # Where several tokens are allowed, the spelling after them depends on the inner position alone.
-        return self._state.alike(tokens)
-
-    def endings(self) -> Iterable[bytes]:
-        return self._state.endings()
 
     def fork(self) -> SpelledState:
         return SpelledState(self._constraint, self._state.fork(), self._spelling)

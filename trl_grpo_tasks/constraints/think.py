@@ -11,6 +11,7 @@ tokens left. So there are few masks, and rows share them.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from .base import AnswerConstraint, FreeText, State, pack, pack_ids, read_only
+from .base import AnswerConstraint, Bounded, FreeText, State, pack, pack_ids, read_only
 from .vocabulary import Vocabulary, special_ids
 
 THINK_END = "</think>"
@@ -76,7 +77,7 @@ class ThinkThen:
         self.markers = _checked_markers(tokenizer, [markers] if isinstance(markers, Marker) else markers)
         self.least_tokens, self.most_tokens = least_tokens, most_tokens
         self.moves = _Moves(self.vocabulary, self.markers)
-        self._thoughts: dict[Hashable, Thoughts] = {}  # by the origin of the answer
+        self._thoughts: dict[Hashable, Thoughts] = Bounded(_ROW_CACHE)  # by the origin of the answer
         self._thoughts_of = lru_cache(_ROW_CACHE)(self._thoughts_new)
         text = [id for id, spelling in enumerate(self.vocabulary.bytes_of) if spelling]
         self._free_mask = read_only(pack_ids([*text, self.vocabulary.eos], self.vocab_size))
@@ -93,8 +94,6 @@ class ThinkThen:
         if thoughts is None:
             thoughts = self._thoughts_of(self._viable(row))
             if origin is not None:
-                if len(self._thoughts) >= _ROW_CACHE:
-                    self._thoughts.clear()
                 self._thoughts[origin] = thoughts
         limits = (self.markers, self.least_tokens, self.most_tokens)
         return ThinkState(self, thoughts, row, None if origin is None else (origin, *limits))
@@ -205,10 +204,8 @@ class ThinkState:
         return self._answer.endings()
 
     def fork(self) -> ThinkState:
-        forked = ThinkState(self._constraint, self._thoughts, self._row, self.origin)
-        forked._at, forked._count = self._at, self._count
-        if self._answer is not None:
-            forked._answer = self._answer.fork()
+        forked = copy.copy(self)
+        forked._answer = None if self._answer is None else self._answer.fork()
         return forked
 
     def mask(self) -> np.ndarray:
@@ -246,7 +243,7 @@ class Thoughts:
             if before == after:  # so are all those before
                 break
             after = before
-        self._masks: dict[tuple[int, frozenset[int]], np.ndarray] = {}
+        self._masks: dict[tuple[int, frozenset[int]], np.ndarray] = Bounded(_MASK_CACHE)
         self.viable, self.furthest = viable, least_tokens + len(self._within)
         self.can_end = moves.start in self._open(0)
 
@@ -255,8 +252,6 @@ class Thoughts:
         key = (at, self.allowed(count))
         words = self._masks.get(key)
         if words is None:
-            if len(self._masks) >= _MASK_CACHE:
-                self._masks.clear()
             words = self._masks[key] = self._moves.mask(*key)
         return words
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jinja2 import TemplateError
 
-from .base import Asked, Constraint, FreeText, State, pack_ids, read_only
+from .base import Asked, Bounded, Constraint, FreeText, State, pack_ids, read_only
 from .vocabulary import special_ids
 
 MARK = "\u241e"  # the visible symbol of the record separator
@@ -99,7 +99,7 @@ class TurnsConstraint:
         self.asks: Callable[[Row, str], Asked] | None = None
         self._special = special_ids(tokenizer)
         self._chat_form: ObservationForm | None = None
-        self._known: dict[Question, Reply] = {}
+        self._known: dict[Question, Reply] = Bounded(_CACHE)
         self.only = lru_cache(_CACHE)(lambda token: read_only(pack_ids([token], self.vocab_size)))
         # Special tokens could imitate the chat template.
         banned = self._special - {tokenizer.eos_token_id}
@@ -206,8 +206,6 @@ class TurnsConstraint:
     def _answer(self, question: Question, row: Row, observe: Callable[[], str | None]) -> Reply:
         if question not in self._known:
             observation, form = observe(), self.form(row)
-            if len(self._known) >= _CACHE:
-                self._known.clear()
             self._known[question] = (
                 None if observation is None else (*form.head_ids, *self.spelled(row, observation), *form.tail_ids)
             )

@@ -18,7 +18,6 @@ import functools
 import json
 import types
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from ..constraints.base import unpack
+from ..constraints.base import attribute_set, unpack
 from ..constraints.filters import SamplingFilters, pack_on_device
 from ..constraints.table import FREE, MaskTable
 from ..files import write_atomically
@@ -224,14 +223,9 @@ class MaskedPolicy:
 
         model.forward = types.MethodType(forward, model)
 
-    @contextmanager
-    def masks(self, masks_B_T: torch.Tensor, table: MaskTable) -> Iterator[None]:
+    def masks(self, masks_B_T: torch.Tensor, table: MaskTable) -> Any:
         """Within this context, forward passes score under these masks (numbers in `table`)."""
-        self._active_masks = (masks_B_T, table)
-        try:
-            yield
-        finally:
-            self._active_masks = None
+        return attribute_set(self, "_active_masks", (masks_B_T, table))
 
     def _score(self, forward: Any, input_ids: Any, attention_mask: Any, labels: Any) -> Any:
         from trl.trainer.utils import FusedCausalLMOutput  # slow to import, and only training needs it

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +24,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from ..constraints.base import attribute_set
 from ..rollout.attention import disable_cudnn_attention
 from ..rollout.support import SHARED_ATTENTION, unsupported_reason_for_sharing
 
@@ -62,17 +61,12 @@ class SharedPrompts:
     def __init__(self) -> None:
         self._length: int | None = None
 
-    @contextmanager
-    def open(self, length: int) -> Iterator[None]:
+    def open(self, length: int) -> Any:
         """Within this context, the inputs of forward passes are prompts followed by completions of `length` tokens.
 
         Rows of at most `length` tokens have no prompt to share, and are packed all the same.
         """
-        self._length = length
-        try:
-            yield
-        finally:
-            self._length = None
+        return attribute_set(self, "_length", length)
 
     def add_to(self, model: Any) -> str | None:
         """Wrap the backbone of a causal language model. Returns None, or the reason why the model is not supported."""

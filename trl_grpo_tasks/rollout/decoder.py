@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..constraints.base import attribute_set
 from ..constraints.scoring import HeadScale
 from .attention import PAGED, PAGED_PREFILL, ROWS, disable_cudnn_attention
 from .cache import OVERRUN, PAGE, CacheShape, PagedCache, RowCache, free_memory, pages_of_largest
@@ -341,16 +342,9 @@ class Decoder:
                 self._weights.release()
                 self._graphs.drop()
 
-    @contextmanager
-    def _attention(self, name: str) -> Iterator[None]:
+    def _attention(self, name: str) -> Any:
         """Within this context, attention layers call the attention function of this name."""
-        config = self._model.config.get_text_config()
-        before = config._attn_implementation
-        config._attn_implementation = name
-        try:
-            yield
-        finally:
-            config._attn_implementation = before
+        return attribute_set(self._model.config.get_text_config(), "_attn_implementation", name)
 
 
 @contextmanager

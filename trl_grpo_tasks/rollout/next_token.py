@@ -32,7 +32,10 @@ class TokenSampler:
         numbers = [FREE] * len(logits_B_V) if masks is None else masks.numbers
         read_kept = None
         if self._uses_kernels and not self._filters:
-            tokens_B, drawn_2_B = self._sample_with_kernel(logits_B_V, scale, masks)
+            from .kernels import sample
+
+            packed = None if masks is None else (masks.words_N_W, masks.index_B)
+            tokens_B, drawn_2_B = sample(logits_B_V, packed, *scale.factors, self._greedy)
         else:
             logits_B_V = scale.apply(logits_B_V.float())
             if masks is not None:
@@ -55,14 +58,6 @@ class TokenSampler:
             return list(map(int, tokens)), logps, self._table.numbers_of(read_kept().numpy())
 
         return Sampled(tokens_B, read)
-
-    def _sample_with_kernel(
-        self, logits_B_V: torch.Tensor, scale: HeadScale, masks: PassMasks | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        from .kernels import sample
-
-        packed = None if masks is None else (masks.words_N_W, masks.index_B)
-        return sample(logits_B_V, packed, *scale.factors, self._greedy)
 
 
 def copy_to_cpu_async(values: torch.Tensor) -> Callable[[], torch.Tensor]:

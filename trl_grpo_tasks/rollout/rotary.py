@@ -7,8 +7,10 @@ completion that crosses the limit differ between sampling, which sees a prefix, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+
+from ..constraints.base import attribute_set
 
 
 def length_limit(model: Any) -> int | None:
@@ -35,13 +37,9 @@ def constant_frequencies(backbone: Any) -> Iterator[None]:
     kinds = rotary.rope_type
     by_layer = isinstance(kinds, dict)
     names = [f"{layer}_inv_freq" for layer in kinds] if by_layer else ["inv_freq"]
-    before = {name: getattr(rotary, name) for name in names}
-    rotary.rope_type = dict.fromkeys(kinds, "default") if by_layer else "default"
-    for name in names:
-        setattr(rotary, name, getattr(rotary, name.replace("inv_freq", "original_inv_freq")))
-    try:
+    values = {name: getattr(rotary, name.replace("inv_freq", "original_inv_freq")) for name in names}
+    values["rope_type"] = dict.fromkeys(kinds, "default") if by_layer else "default"
+    with ExitStack() as restored:
+        for name, value in values.items():
+            restored.enter_context(attribute_set(rotary, name, value))
         yield
-    finally:
-        rotary.rope_type = kinds
-        for name, frequencies in before.items():
-            setattr(rotary, name, frequencies)
