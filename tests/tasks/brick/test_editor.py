@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from tests.support.exhaustive import exhaustive_but
 from trl_grpo_tasks.commands import main as cli
 from trl_grpo_tasks.evaluation.evaluate import evaluate
 from trl_grpo_tasks.evaluation.samples import Sample
@@ -69,12 +68,12 @@ def loaded(careless_path):
     return AutoModelForCausalLM.from_pretrained(careless_path).eval(), load_tokenizer(careless_path)
 
 
-def run(loaded, editor=None, constrain=False, rows=ROWS, length=60, seed=0, **options):
+def run(loaded, editor=None, constrain=False, rows=ROWS, length=60, **options):
     task = BrickTask(BrickOptions(**options))
     constraint = task.constraint(loaded[1]) if constrain else None
     with RewardExecutor(task) as executor:
         return evaluate("a", *loaded, task, rows, executor=executor, num_samples=2, max_completion_length=length,
-                        constraint=constraint, editor=editor, seed=seed)  # fmt: skip
+                        constraint=constraint, editor=editor)  # fmt: skip
 
 
 def stands(sample):
@@ -94,14 +93,9 @@ def test_rejection_writes_no_wrong_line(loaded):
     assert sum(map(stands, result.samples)) < len(result.samples)  # floating bricks are not its business
 
 
-@pytest.mark.parametrize(
-    ("rejection", "constrain"), exhaustive_but([(False, True)], [(False, False), (True, False), (False, True)])
-)
-def test_rollback_ends_with_what_stands(loaded, rejection, constrain):
-    length = 120
-    options = {"constrain": constrain, "rows": ROWS[::2], "length": length, "attach": False}
-    before = run(loaded, "rejection" if rejection else None, **options)
-    result = run(loaded, "rejection+rollback" if rejection else "rollback", **options)
+def test_rollback_ends_with_what_stands(loaded):
+    options = {"constrain": True, "rows": ROWS[::2], "length": 120, "attach": False}
+    before, result = run(loaded, **options), run(loaded, "rollback", **options)
     stopped = [s for s in result.samples if s.counts["rollbacks"] < 100 and not s.cut_off]
     assert len(stopped) > len(result.samples) / 2
     assert all(s.score["valid"] and stands(s) for s in stopped)
@@ -188,7 +182,7 @@ def test_rollback_under_a_weight():
     assert kept_text(editor_of(), text) is None
     kept = kept_text(editor_of([{**ROW, "loads": [{"grams": 300, "at": [0, 3]}]}]), text)
     assert kept in ("", "1x1 (0,0,0)\n")
-    # in the middle of a prefix that does not carry it yet, the weight is not there
+    # a prefix that does not reach below the weight does not carry it
     tower = "".join(f"2x2 (0,0,{z})\n" for z in range(3))
     beside = {**ROW, "loads": [{"grams": 300, "at": [0, 0]}]}
     assert kept_text(editor_of([beside]), tower) is None
@@ -239,9 +233,8 @@ def test_what_rejection_keeps(text, kept):
 
 
 def test_rejection_looks_at_a_last_line_without_an_end():
-    assert written(editor_of(name="rejection"), "1x1 (0,0,0)\n1x1 (0", ended=True) == "1x1 (0,0,0)\n"
-    assert written(editor_of(name="rejection"), "1x1 (0,0,0)\n1x1 (0,0,1)", ended=True) is None
-    assert written(editor_of(name="rejection"), "", ended=True) is None
+    for text, kept in {"1x1 (0,0,0)\n1x1 (0": "1x1 (0,0,0)\n", "1x1 (0,0,0)\n1x1 (0,0,1)": None, "": None}.items():
+        assert written(editor_of(name="rejection"), text, ended=True) == kept
 
 
 def test_a_wrong_line_that_was_kept_is_not_held_against_the_next():
@@ -282,14 +275,11 @@ def said(capsys, *words):
 
 def test_solve_says_how_often_it_began_again(careless_path, tmp_path, capsys):
     code, out, _ = said(
-        capsys, "solve", careless_path, "--all", "--task", "brick", "--text", "a, world 4",
-        "--brick_data", "tests/data/stabletext2brick.jsonl",
-        "--samples", "3", "--out", str(tmp_path), "--editor", "rejection+rollback",
-        "--max_completion_length", "120",
+        capsys, "solve", careless_path, "--all", "--task", "brick", "--text", "a, world 4", "--samples", "1",
+        "--brick_data", "tests/data/stabletext2brick.jsonl", "--out", str(tmp_path), "--editor", "rejection+rollback",
     )  # fmt: skip
-    lines = [line for line in out.splitlines() if line[2:4] in ("1.", "2.", "3.")]
-    assert code == 0 and len(lines) == 3
-    assert all("rejections" in line and "rollbacks" in line and "stable True" in line for line in lines)
+    (line,) = (line for line in out.splitlines() if line[2:4] == "1.")
+    assert code == 0 and "rejections" in line and "rollbacks" in line and "stable True" in line
 
 
 def test_eval_says_what_editors_there_are_before_anything_is_loaded(tmp_path, capsys):
@@ -328,7 +318,7 @@ LINES = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(LINES, st.integers(1, 5))
 def test_the_first_invalid_line_is_found_as_by_trying_every_prefix(lines, max_bricks):
     editor = editor_of(max_bricks=max_bricks)

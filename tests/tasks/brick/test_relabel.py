@@ -1,6 +1,5 @@
 """A failed structure is the right answer to the row that it is relabelled with, a row of the training data."""
 
-import functools
 import json
 import random
 
@@ -9,13 +8,6 @@ import pytest
 from tests.support.exhaustive import exhaustive_but
 from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask
 from trl_grpo_tasks.tasks.brick.structure import Structure, parse
-
-
-@functools.cache
-def task_and_rows(level, **options):
-    """The task, and all of its training rows and test rows."""
-    task = BrickTask(BrickOptions(brick_levels=[level], **options))
-    return task, task.dataset("train", None, 0), task.dataset("test", None, 0)
 
 
 def mutations(gold, rng):
@@ -31,11 +23,11 @@ def mutations(gold, rng):
 
 
 @pytest.mark.parametrize(
-    ("level", "rows", "least"),
-    exhaustive_but([("stack", 40, 20)], [("stack", 40, 20), ("stack", 120, 60), ("small", 120, 40)]),
+    ("level", "rows", "least"), exhaustive_but([("stack", 30, 15)], [("small", 60, 20), ("stack", 30, 15)])
 )
 def test_mutated_golds_solve_the_row_that_they_are_relabelled_with(level, rows, least):
-    task, train, test = task_and_rows(level, success_iou=0.95)  # so that most mutations fail
+    task = BrickTask(BrickOptions(brick_levels=[level], success_iou=0.95))  # so that most mutations fail
+    train, test = (task.dataset(split, None, 0) for split in ("train", "test"))
     train_rows = {json.dumps(row) for row in train}
     held_out = {row["caption"] for row in test}
     rng, solved = random.Random(0), 0
@@ -53,10 +45,9 @@ def test_mutated_golds_solve_the_row_that_they_are_relabelled_with(level, rows, 
     assert solved >= least, solved
 
 
-@pytest.mark.parametrize("count", exhaustive_but([60], [60, 150]))
-def test_the_answer_to_another_row_is_recognised_with_its_weights(count):
+def test_the_answer_to_another_row_is_recognised_with_its_weights():
     task = BrickTask(BrickOptions(brick_levels=["carry"]))
-    rows = task.dataset("train", count, 0)
+    rows = task.dataset("train", 40, 0)
     rng, tried = random.Random(1), 0
     for row in rows:
         other = rng.choice(rows)
@@ -65,7 +56,7 @@ def test_the_answer_to_another_row_is_recognised_with_its_weights(count):
             assert task.score(new, other["gold"]).success
             assert new["voxels"] == other["voxels"]
             assert task.row_of(new["caption"] + f", world {new['world']}") == new
-    assert tried > 0.8 * count
+    assert tried > 0.8 * len(rows)
 
 
 def test_an_overloaded_structure_is_right_for_a_smaller_weight():
@@ -83,10 +74,10 @@ def test_an_overloaded_structure_is_right_for_a_smaller_weight():
 def test_rows_follow_the_options():
     task = BrickTask(BrickOptions(brick_levels=["stack"], world_dim=12, text_form="pivot", prompt_style="full"))
     rows = task.dataset("train", 40, 0)
-    prompts = [row["prompt"] for row in task.dataset("train", None, 0)]
     for row, other in zip(rows[:20], rows[20:], strict=True):
         new = task.relabel(row, task.gold(other))
-        assert task.score(new, task.gold(other)).success and new["prompt"] in prompts and new["world"] == row["world"]
+        assert task.score(new, task.gold(other)).success
+        assert new == task.row_of(f"{new['caption']}, world 12")
 
 
 def test_what_is_no_structure_or_has_no_target_is_not_relabelled():

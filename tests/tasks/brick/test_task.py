@@ -15,7 +15,7 @@ from trl_grpo_tasks.evaluation.summary import summarise
 from trl_grpo_tasks.models.tiny import make_tokenizer
 from trl_grpo_tasks.rewards.components import component_weights
 from trl_grpo_tasks.task import rows_of
-from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask, reward
+from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask
 from trl_grpo_tasks.tasks.brick.data.designs import encode_voxels
 from trl_grpo_tasks.tasks.brick.data.rows import ALL
 from trl_grpo_tasks.tasks.brick.physics import stability
@@ -34,23 +34,16 @@ def task_and_rows(level, size=6, **options):
 # ---- the contract
 
 
+PIVOT = {"brick_levels": ["stack", "small"], "text_form": "pivot"}
 CONTRACT_OPTIONS = [
-    {},
-    {"text_form": "pivot"},
-    {"text_form": "pivot", "max_offset_distance": 3, "canonical": False},
-    {"world_dim": 24},
-    {"brick_levels": ["carry"], "attach": False},
-    {"brick_levels": ["stack", "small"], "prompt_style": "full"},
+    PIVOT,
+    {"world_dim": 24, "text_form": "pivot", "max_offset_distance": 3, "canonical": False},
+    {"brick_levels": ["carry"], "attach": False, "prompt_style": "full"},
     {"brick_data": PUBLISHED},
-    {"brick_data": PUBLISHED, "prompt_style": "full", "text_form": "pivot"},
 ]
 
 
-@pytest.mark.parametrize(
-    "options",
-    exhaustive_but([{"text_form": "pivot"}], CONTRACT_OPTIONS),
-    ids=lambda options: json.dumps(options) if options else "defaults",
-)
+@pytest.mark.parametrize("options", exhaustive_but([PIVOT], CONTRACT_OPTIONS), ids=json.dumps)
 def test_it_keeps_the_contract(options, monkeypatch):
     if "attach" not in options:  # pictures are slow and depend on no option
         monkeypatch.setattr(BrickTask, "render", lambda *_: b"")
@@ -112,7 +105,7 @@ def test_without_a_target_only_physics_is_scored_without_success():
     assert task.score(row, "").total == 0
 
 
-@pytest.mark.parametrize("level", ["stack", "small", "carry", "overhang"])
+@pytest.mark.parametrize("level", ["small", "overhang"])
 def test_a_users_caption_that_a_level_generates_gives_that_row(level):
     task, rows = task_and_rows(level)
     for row in rows:
@@ -215,12 +208,10 @@ def test_brickgpts_table_is_reported_on_demand():
 
 
 def test_without_a_published_analysis_an_answer_still_has_a_score(monkeypatch):
-    def fails(structure, mode="load_factor", *args, **kwargs):
-        if mode == "published":
-            raise SolverError("out of luck")
-        return stability.analyse(structure, mode, *args, **kwargs)
+    def fails(*_):
+        raise SolverError("out of luck")
 
-    monkeypatch.setattr(reward, "analyse", fails)
+    monkeypatch.setattr(stability, "_published", fails)
     score = BrickTask(BrickOptions(published_stability=True)).score(ROW, ROW["gold"])
     assert score.success and "published_stable" not in score.info, "unknown is not unstable"
 
@@ -259,7 +250,7 @@ LINES = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(st.lists(LINES, max_size=12), st.booleans())
 def test_the_total_is_bounded_and_success_implies_its_conditions(lines, has_target):
     task = BrickTask()
@@ -276,7 +267,7 @@ def test_the_total_is_bounded_and_success_implies_its_conditions(lines, has_targ
 
 
 def first_line(row):
-    return row["gold"].split("\n")[0] + "\n"
+    return row["gold"].splitlines(keepends=True)[0]
 
 
 def blocks(xs, ys, layers):
@@ -293,7 +284,6 @@ HACKS = {
     "repeating lines": lambda row: first_line(row) * 12,
     "the gold answer twice": lambda row: row["gold"] * 2,
     "two lines in turn": lambda row: "".join(row["gold"].splitlines(keepends=True)[:2]) * 6,
-    "10,000 lines": lambda row: "1x1 (0,0,0)\n" * 10_000,
     "10,000 different lines": lambda row: "".join(
         f"1x1 ({i % row['world']},{i // row['world'] % row['world']},{i // row['world'] ** 2})\n"
         for i in range(10_000)
@@ -303,7 +293,7 @@ HACKS = {
 }
 
 
-@pytest.mark.parametrize("hack", exhaustive_but([name for name in HACKS if name != "10,000 lines"], HACKS))
+@pytest.mark.parametrize("hack", HACKS)
 def test_cheating_does_not_pay(hack):
     for level in ("stack", "small", "carry", "overhang"):
         task, rows = task_and_rows(level)

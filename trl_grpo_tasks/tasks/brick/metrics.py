@@ -50,9 +50,7 @@ class Metrics:
 def main(arguments: Sequence[str]) -> int:
     """Print BrickGPT's metrics of LDraw files and of files in StableText2Brick's format."""
     parser = argparse.ArgumentParser(
-        "trl-grpo-tasks tool brick metrics",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "trl-grpo-tasks tool brick metrics", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("files", nargs="+", help=f"structures: {', '.join(KNOWN_FILES)}")
     files = {file: structures_of(file) for file in parser.parse_args(arguments).files}
