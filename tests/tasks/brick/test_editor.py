@@ -65,7 +65,7 @@ def loaded(careless_path):
     return AutoModelForCausalLM.from_pretrained(careless_path).eval(), load_tokenizer(careless_path)
 
 
-def run(loaded, editor=None, constrain=False, rows=ROWS, length=60, **options):
+def run(loaded, editor=None, constrain=False, rows=ROWS[::2], length=120, **options):
     task = BrickTask(BrickOptions(**options))
     constraint = task.constraint(loaded[1]) if constrain else None
     with RewardExecutor(task) as executor:
@@ -91,7 +91,7 @@ def test_rejection_writes_no_wrong_line(loaded):
 
 
 def test_rollback_ends_with_what_stands(loaded):
-    options = {"constrain": True, "rows": ROWS[::2], "length": 120, "attach": False}
+    options = {"constrain": True, "attach": False}
     before, result = run(loaded, **options), run(loaded, "rollback", **options)
     stopped = [s for s in result.samples if s.counts["rollbacks"] < 100 and not s.cut_off]
     assert len(stopped) > len(result.samples) / 2
@@ -276,16 +276,15 @@ def test_solve_says_how_often_it_began_again(careless_path, tmp_path, capsys):
     assert code == 0 and "rejections" in line and "rollbacks" in line and "stable True" in line
 
 
-def test_eval_says_what_editors_there_are_before_anything_is_loaded(tmp_path, capsys):
-    words = ["./none", "--task", "brick", "--out", str(tmp_path / "out"), "--editor"]
-    code, _, err = said(capsys, "eval", *words, "rejecting")
-    assert code == 2 and not (tmp_path / "out").exists()
-    assert err == (
-        "error: unknown --editor 'rejecting' (did you mean 'rejection'?); editors of task 'brick' are: rejection, "
-        "rollback, rejection+rollback\n"
-    )
-    code, _, err = said(capsys, "eval", *words, "rejection")  # the task's default is to constrain
-    assert code == 2 and "redundant with --constrain" in err and "give --constrain false" in err
+@pytest.mark.parametrize(("editor", "message"), [
+    ("rejecting", "unknown --editor 'rejecting' (did you mean 'rejection'?); editors of task 'brick' are: rejection, "
+                  "rollback, rejection+rollback\n"),
+    ("rejection", "redundant with --constrain"),  # which is the task's default
+])  # fmt: skip
+def test_eval_says_what_editors_there_are_before_anything_is_loaded(tmp_path, capsys, editor, message):
+    out = tmp_path / "out"
+    code, _, err = said(capsys, "eval", "./none", "--task", "brick", "--out", str(out), "--editor", editor)
+    assert code == 2 and not out.exists() and message in err
 
 
 def test_eval_with_an_editor(careless_path, tmp_path, capsys):
@@ -296,12 +295,10 @@ def test_eval_with_an_editor(careless_path, tmp_path, capsys):
         "--constrain", "false",
     )  # fmt: skip
     assert code == 0, err
-    results = json.loads((tmp_path / "evaluation.json").read_text())
-    (evaluation,) = results["evaluations"]
-    assert (results["settings"]["constrain"], results["settings"]["editor"]) == (False, "rejection+rollback")
-    assert "unconstrained, editor rejection+rollback, temperature 1" in out
+    assert "unconstrained, editor rejection+rollback, temperature 1" in out and "rollbacks_median" in out
+    (evaluation,) = json.loads((tmp_path / "evaluation.json").read_text())["evaluations"]
     assert all(set(sample["counts"]) == {"rejections", "rollbacks"} for sample in evaluation["samples"])
-    assert "rollbacks_median" in out and evaluation["metrics"]["rollbacks"] <= 3
+    assert evaluation["metrics"]["rollbacks"] <= 3
 
 
 LINES = st.lists(

@@ -1,12 +1,12 @@
 """A failed structure is the right answer to the row that it is relabelled with, a row of the training data."""
 
-import json
 import random
 
 import pytest
 
 from tests.support.exhaustive import exhaustive_but
 from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask
+from trl_grpo_tasks.tasks.brick.data.captions import caption, choices
 from trl_grpo_tasks.tasks.brick.structure import Structure, parse
 
 
@@ -27,16 +27,14 @@ def mutations(gold, rng):
 )
 def test_mutated_golds_solve_the_row_that_they_are_relabelled_with(level, rows, least):
     task = BrickTask(BrickOptions(brick_levels=[level], success_iou=0.95))  # so that most mutations fail
-    train, test = (task.dataset(split, None, 0) for split in ("train", "test"))
-    train_rows = {json.dumps(row) for row in train}
-    held_out = {row["caption"] for row in test}
+    held_out = {caption(level, request, detail, None) for request, detail in choices(level) if request.is_held_out}
     rng, solved = random.Random(0), 0
-    for row in rng.sample(train, rows):
+    for row in task.dataset("train", rows, 0):
         for text in mutations(parse(row["gold"], row["world"]).structure, rng):
             new = None if task.score(row, text).success else task.relabel(row, text)
             if new is None:
                 continue
-            assert json.dumps(new) in train_rows, "the generator makes this row, for training"
+            assert task.row_of(f"{new['caption']}, world 8") == new, "the generator makes this row"
             assert new["caption"] not in held_out and new["gold"] != row["gold"]
             score = task.score(new, text)
             assert score.info["iou"] >= task.options.success_iou
@@ -61,14 +59,14 @@ def test_the_answer_to_another_row_is_recognised_with_its_weights():
 
 def test_an_overloaded_structure_is_right_for_a_smaller_weight():
     task = BrickTask(BrickOptions(brick_levels=["carry"]))
-    thin = [row for row in task.dataset("train", 200, 0) if row["bad_label"] == "thin support"]
+    thin = [row for row in task.dataset("train", 100, 0) if row["bad_label"] == "thin support"]
     solved = 0
     for row in thin:
         new = task.relabel(row, row["bad"])
         if new is not None and task.score(new, row["bad"]).success:
             solved += 1
             assert new["loads"][0]["grams"] < row["loads"][0]["grams"] or new["category"] != row["category"]
-    assert solved > len(thin) / 2 > 20
+    assert solved > len(thin) / 2 > 10
 
 
 def test_rows_follow_the_options():

@@ -1,13 +1,12 @@
 """Pictures are compared with ray marching through the cells."""
 
-import random
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.support.brick_structures import random_structure
 from trl_grpo_tasks.tasks.brick.drawing import scene as drawn
 from trl_grpo_tasks.tasks.brick.drawing.render import DRAWN_LIMIT, picture, png
 from trl_grpo_tasks.tasks.brick.drawing.scene import EMPTY, HEIGHT, PLATE, PLATE_MARGIN, Camera, Scene, index_buffer
@@ -18,18 +17,6 @@ SMALL = (160, 160)
 CUBE_OF_ONES = Structure(tuple(Brick(1, 1, x, y, z) for z in range(3) for x in range(3) for y in range(3)))
 any_brick = st.builds(lambda size, *at: Brick(*size, *at), st.sampled_from(SIZES), *[st.integers(-9, 26)] * 3)
 any_bricks = st.lists(any_brick, max_size=30)
-
-
-def heap(seed: int, count: int = 14, world: int = 7) -> Structure:
-    """Bricks that do not collide, anywhere in a small world: overhangs, gaps and holes in plenty."""
-    rng = random.Random(seed)
-    bricks: list[Brick] = []
-    while len(bricks) < count:
-        h, w = rng.choice([size for size in SIZES if max(size) <= 4])
-        brick = Brick(h, w, rng.randrange(world - h + 1), rng.randrange(world - w + 1), rng.randrange(5))
-        if not Structure((*bricks, brick), world).collisions:
-            bricks.append(brick)
-    return Structure(tuple(bricks), world)
 
 
 def solid_at(structure: Structure, points: np.ndarray) -> np.ndarray:
@@ -61,7 +48,7 @@ def rays_through(camera: Camera, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_pixel_shows_what_its_ray_hits_first(seed):
-    structure = heap(seed)
+    structure = random_structure(14, seed, world=8)
     scene = Scene(dict(enumerate(structure.bricks)))
     camera = Camera(scene, SMALL)
     seen = owners_seen(scene, camera)
@@ -133,7 +120,7 @@ def test_any_bricks_give_a_picture(bricks, weights, caption):
 
 
 def test_colours_differ_between_neighbours_and_stay_as_bricks_are_added():
-    structure = heap(3, count=30)
+    structure = random_structure(30, 3, world=9)
     colours = palette_indices(structure.bricks)
     assert palette_indices(structure.bricks[:11]) == colours[:11]
     owner = structure.owner

@@ -84,8 +84,8 @@ def test_long_text_is_truncated_with_a_message():
 
 
 def test_published_order():
-    text = "2x2 (0,0,1)\n2x2 (0,4,0)\n2x2 (4,0,0)\n2x2 (4,2,0)\n"
-    assert parse(text).structure.canonical().text == "2x2 (4,2,0)\n2x2 (4,0,0)\n2x2 (0,4,0)\n2x2 (0,0,1)\n"
+    lines = ["2x2 (4,2,0)\n", "2x2 (4,0,0)\n", "2x2 (0,4,0)\n", "2x2 (0,0,1)\n"]
+    assert parse("".join(lines[::-1])).structure.canonical().text == "".join(lines)
 
 
 # -- contacts and collisions
