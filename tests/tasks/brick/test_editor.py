@@ -21,8 +21,9 @@ from trl_grpo_tasks.models.tiny import make_tokenizer, save_tiny
 from trl_grpo_tasks.rewards.executor import RewardExecutor
 from trl_grpo_tasks.rollout import rollout
 from trl_grpo_tasks.task import EditorError, TinySpec
-from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask
+from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask, editor
 from trl_grpo_tasks.tasks.brick.editor import BrickEditor
+from trl_grpo_tasks.tasks.brick.physics.stability import Analysis
 from trl_grpo_tasks.tasks.brick.structure import SIZES, parse
 
 WORLD, LAYERS = 4, 3
@@ -190,9 +191,12 @@ def test_rollback_under_a_weight():
     assert kept_text(editor_of([unsupported]), f"{tower}11 (\n") == tower  # what comes next may carry it
 
 
-def test_a_solver_that_fails_takes_nothing_back(monkeypatch):
-    from trl_grpo_tasks.tasks.brick import editor
+def test_a_structure_is_cut_before_the_first_of_its_failing_bricks(monkeypatch):
+    monkeypatch.setattr(editor, "analyse", lambda built, **_: Analysis(len(built) < 4, None, (1, 2)))
+    assert kept_text(editor_of(), "".join(f"1x1 ({x},0,0)\n" for x in range(4))) == "1x1 (0,0,0)\n"
 
+
+def test_a_solver_that_fails_takes_nothing_back(monkeypatch):
     def fail(*_, **__):
         raise editor.SolverError("it gave up")
 

@@ -74,12 +74,3 @@ def test_prompts_are_short_or_explain_everything():
     assert system["role"] == "system" and user["role"] == "user"
     assert user["content"].endswith("\n\n### Input:\na table")
     assert all(f"{h}x{w}" in user["content"] for h, w in SIZES)
-
-
-@pytest.mark.parametrize(("options", "message"), [
-    (GENERATED, "--prompt_style brickgpt is for published structures; add --brick_data AvaLovelace/StableText2Brick"),
-    ({**PUBLISHED, "text_form": "pivot"}, "asks for absolute positions; leave out --text_form"),
-])  # fmt: skip
-def test_the_published_prompt_is_refused_where_it_would_be_false(options, message):
-    with pytest.raises(ValueError, match=message):
-        BrickOptions(**options, prompt_style="brickgpt")

@@ -7,6 +7,8 @@ import pytest
 from tests.support.exhaustive import exhaustive_but
 from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask
 from trl_grpo_tasks.tasks.brick.data.captions import caption, choices
+from trl_grpo_tasks.tasks.brick.data.catalogue import LEVELS
+from trl_grpo_tasks.tasks.brick.data.designs import design
 from trl_grpo_tasks.tasks.brick.structure import Structure, parse
 
 
@@ -69,13 +71,29 @@ def test_an_overloaded_structure_is_right_for_a_smaller_weight():
     assert solved > len(thin) / 2 > 10
 
 
+def test_the_weight_asked_for_is_kept_where_the_support_is_meant_for_it():
+    task = BrickTask(BrickOptions(brick_levels=["carry"]))
+    params = (("reach", 2), ("width", 2), ("height", 2))
+    shelves = [one for one in LEVELS["carry"].requests() if (one.category, one.params) == ("shelf", params)]
+    made = {one.grams: design(one, 8) for one in shelves if not one.is_held_out}
+    thick = sorted(grams for grams, one in made.items() if one.support == 4)
+    assert len(thick) > 1
+    row = task.row_of("a balcony, reach 2, 4 wide, 2 high, with 1000 g on the tip")
+    for asked in (*thick, (1,)):
+        new = task.relabel({**row, "loads": [{"grams": asked[0], "at": [0, 1]}]}, made[thick[0]].gold.text)
+        assert (new["category"], new["loads"][0]["grams"]) == ("shelf", max(asked, thick[0])[0])
+
+
 def test_rows_follow_the_options():
-    task = BrickTask(BrickOptions(brick_levels=["stack"], world_dim=12, text_form="pivot", prompt_style="full"))
+    levels = ("small", "room")  # which share captions, as in "a small table"
+    known = {caption(level, request, detail, None) for level in levels for request, detail in choices(level, levels)}
+    task = BrickTask(BrickOptions(brick_levels=[*levels], world_dim=12, text_form="pivot", prompt_style="full"))
     rows = task.dataset("train", 40, 0)
     for row, other in zip(rows[:20], rows[20:], strict=True):
         new = task.relabel(row, task.gold(other))
-        assert task.score(new, task.gold(other)).success
-        assert new == task.row_of(f"{new['caption']}, world 12")
+        assert task.score(new, task.gold(other)).success and new["caption"] in known and new["world"] == 12
+        asked, now = (one["prompt"][-1]["content"].partition(one["caption"]) for one in (row, new))
+        assert asked[::2] == now[::2], "only the caption differs"
 
 
 def test_what_is_no_structure_or_has_no_target_is_not_relabelled():

@@ -73,18 +73,6 @@ def test_a_brick_inside_others_has_no_pixel():
     assert png(sound) != png(picture(CUBE_OF_ONES, failing=[0, on_top], size=SMALL))
 
 
-def test_studs_stand_on_exposed_tops_only():
-    scene = Scene(dict(enumerate(parse("2x4 (3,5,0)\n2x2 (3,7,1)").structure.bricks)))
-    studs = {
-        (int(y), int(-x - 0.5), round(z / HEIGHT))
-        for (x, y), z in zip(scene.centre - (0, 0.5), scene.base, strict=True)
-    }
-    on_bricks = {(x, y, 1) for x in (3, 4) for y in (5, 6)} | {(x, y, 2) for x in (3, 4) for y in (7, 8)}
-    plate = {(x, y, 0) for x in range(2, 6) for y in range(4, 10)} - {(x, y, 0) for x in (3, 4) for y in range(5, 9)}
-    assert studs == on_bricks | plate
-    assert len(scene.base) == len(studs)
-
-
 def red_pixels(image: Image.Image) -> int:
     r, g, b = np.moveaxis(np.asarray(image).astype(int), -1, 0)
     return int(((r > 120) & (g < 0.2 * r) & (b < 0.2 * r)).sum())
