@@ -100,7 +100,7 @@ def test_problems_are_visible_in_the_picture():
     assert len(set(pictures)) == len(pictures)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(any_bricks, st.lists(st.tuples(*[st.integers(-6, 26)] * 3, st.floats(0, 9)), max_size=3), st.text(max_size=80))
 def test_any_bricks_give_a_picture(bricks, weights, caption):
     image = picture(Structure(tuple(bricks)), weights=weights, failing=range(0, 40, 7), caption=caption, size=(96, 80))

@@ -73,10 +73,7 @@ def test_levels_are_those_asked_for_that_fit_the_world():
         ({"max_rollbacks": -1}, "--max_rollbacks -1 must be at least 0"),
         ({"gravity": float("nan")}, "--gravity nan must be a finite number above 0"),
         ({"solver_log": "no_such_folder/log"}, "--solver_log no_such_folder/log: cannot be written; give a file in"),
-        (
-            {"prompt_style": "brickgpt"},
-            "brickgpt is for published structures; add --brick_data AvaLovelace/StableText2",
-        ),
+        ({"prompt_style": "brickgpt"}, "brickgpt is for published structures; add --brick_data AvaLovelace/Stable"),
         ({"prompt_style": "brickgpt", "text_form": "pivot", "brick_data": PUBLISHED}, "absolute positions; leave out"),
     ],
 )
