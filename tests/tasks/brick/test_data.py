@@ -17,14 +17,7 @@ from trl_grpo_tasks.tasks.brick.data import designs
 from trl_grpo_tasks.tasks.brick.data import rows as data
 from trl_grpo_tasks.tasks.brick.data.captions import CAPTION_WORDS, caption, choices
 from trl_grpo_tasks.tasks.brick.data.catalogue import CATEGORIES, LEVELS, Request
-from trl_grpo_tasks.tasks.brick.data.designs import (
-    decode_voxels,
-    design,
-    encode_voxels,
-    load_factor,
-    loads_on,
-    negatives,
-)
+from trl_grpo_tasks.tasks.brick.data.designs import decode_voxels, design, encode_voxels, load_factor, loads_on
 from trl_grpo_tasks.tasks.brick.data.rows import ALL, make_rows
 from trl_grpo_tasks.tasks.brick.physics.stability import Analysis, analyse
 from trl_grpo_tasks.tasks.brick.shapes.layout import lay, lay_once, layouts
@@ -43,13 +36,15 @@ def is_buildable(structure: Structure) -> bool:
 
 def fills(structure: Structure, voxels: np.ndarray) -> bool:
     legal = all(brick[:2] in SIZES for brick in structure.bricks)
-    return legal and not structure.problems() and bool((structure.occupied == voxels).all())
+    return (
+        legal and not structure.problems() and bool((structure.occupied == voxels).all()) and is_buildable(structure)
+    )
 
 
 def few(level: str, category: str) -> list[Request]:
-    """The first, the last and two other requests of a category."""
+    """The last and two other requests of a category."""
     found = [request for request in LEVELS[level].requests() if request.category == category]
-    return [found[0], found[-1], *random.Random(level).choices(found, k=2)]
+    return [found[-1], *random.Random(level).choices(found, k=2)]
 
 
 # ---- shapes and their layouts
@@ -61,40 +56,34 @@ CATEGORIES_BY_LEVEL = [(name, category) for name, level in LEVELS.items() for ca
 @pytest.mark.parametrize(("level", "category"), exhaustive_but(CATEGORIES_BY_LEVEL[::8], CATEGORIES_BY_LEVEL))
 def test_gold_answers_fill_the_target_and_are_buildable_and_stable(level, category):
     fewest, most = {"stack": (3, 8), "small": (3, 14), "carry": (3, 14), "furniture": (28, 137)}.get(level, (4, 80))
-    for request in few(level, category):
+    for request in few(level, category)[:2]:
         made = design(request, LEVELS[level].world)
-        assert fills(made.gold, made.voxels)
-        assert made.gold == made.gold.canonical()
-        assert is_buildable(made.gold)
+        assert fills(made.gold, made.voxels) and made.gold == made.gold.canonical()
         assert fewest <= len(made.gold) <= most
         carried = loads_on(made.gold, made.loads)
         assert len(carried) == len(request.grams)
         assert analyse(made.gold, loads=carried).load_factor < 0.9
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(arrays(int, (6, 6), elements=st.integers(0, 4)))
 def test_any_heap_of_cells_is_covered_exactly(heights):
     voxels = np.arange(6) < heights[:, :, None]
     structure = lay_once(voxels)
-    if voxels.any():
-        assert structure is not None and fills(structure, voxels) and is_buildable(structure)
-    else:
-        assert structure is None
+    assert fills(structure, voxels) if voxels.any() else structure is None
 
 
 boxes = st.tuples(*[st.integers(0, 5)] * 3, *[st.integers(1, 6)] * 3)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.lists(boxes, min_size=1, max_size=5), st.booleans(), st.sampled_from([None, 1, 2]), st.sampled_from([-6, 3]))
 def test_overhangs_are_covered_exactly_or_rejected(found, narrow, seed, joint):
     voxels = np.zeros((8, 8, 8), dtype=bool)
     for x, y, z, length, width, height in found:
         voxels[x : x + length, y : y + width, z : z + height] = True
     structure = lay_once(voxels, narrow, None if seed is None else random.Random(seed), joint)
-    if structure is not None:
-        assert fills(structure, voxels) and is_buildable(structure)
+    assert structure is None or fills(structure, voxels)
 
 
 def test_an_unreachable_cell_gives_no_layout():
@@ -112,16 +101,15 @@ def test_seams_are_bridged(size):
     voxels = np.zeros((20, 20, 20), dtype=bool)
     voxels[: size[0], : size[1], : size[2]] = True
     structure = lay_once(voxels)
-    group = {index: index for index in range(len(structure))}
+    group = list(range(len(structure)))
     for lower, upper in structure.links:
         if lower != GROUND:
-            one, other = group[lower], group[upper]
-            group = {index: one if name == other else name for index, name in group.items()}
-    assert len(structure) > size[2] and len(set(group.values())) == 1
+            group = [group[lower] if name == group[upper] else name for name in group]
+    assert len(structure) > size[2] and len(set(group)) == 1
 
 
 def test_layouts_are_tried_until_one_is_strong_enough():
-    voxels = design(few("carry", "balcony")[1], 8).voxels
+    voxels = design(few("carry", "balcony")[0], 8).voxels
     tried = list(layouts(voxels, 6))
     assert len({structure.text for structure in tried}) == len(tried) > 2
     factors = dict(zip((s.text for s in tried), [2.0, 1.5, 0.7, *[0.1] * 9], strict=False))
@@ -136,13 +124,11 @@ def test_layouts_are_tried_until_one_is_strong_enough():
 def test_a_weight_comes_down_on_the_highest_brick_of_its_column():
     structure = parse("2x4 (0,0,0)\n1x4 (0,0,1)\n1x4 (0,0,3)", 8).structure
     assert loads_on(structure, [{"grams": 300, "at": [1, 2]}]) == [(1, 2, 0, 0.3)]
-    assert loads_on(structure, [{"grams": 50, "at": [0, 0]}, {"grams": 5, "at": [1, 3]}]) == [
-        (0, 0, 3, 0.05),
-        (1, 3, 0, 0.005),
-    ]
+    two = [{"grams": 50, "at": [0, 0]}, {"grams": 5, "at": [1, 3]}]
+    assert loads_on(structure, two) == [(0, 0, 3, 0.05), (1, 3, 0, 0.005)]
     assert loads_on(structure, [{"grams": 300, "at": [2, 0]}]) == "the weight of 300 g at (2,0) has no brick below it"
-    assert "(8,0)" in loads_on(structure, [{"grams": 300, "at": [8, 0]}])
-    assert "(-1,0)" in loads_on(structure, [{"grams": 300, "at": [-1, 0]}])
+    for outside in ([8, 0], [-1, 0]):
+        assert "has no brick below it" in loads_on(structure, [{"grams": 300, "at": outside}])
     assert load_factor(parse("1x1 (0,0,0)", 8).structure, [{"grams": 1, "at": [2, 0]}]) == float("inf")
 
 
@@ -155,26 +141,18 @@ def test_bad_answers_that_ignore_the_weight_are_overloaded(level):
             labels[made.bad_label] += 1
             if made.bad_label in ("thin support", "shallow joints"):
                 assert made.bad.problems() == [] and is_buildable(made.bad)
-                assert (
-                    1 <= load_factor(made.bad, made.loads) < float("inf")
-                )  # the weight rests on a brick, but overloads the structure
-                assert load_factor(made.bad, []) < 0.9
+                # the weight rests on a brick, but overloads the structure
+                assert load_factor(made.bad, []) < 0.9 < 1 <= load_factor(made.bad, made.loads) < float("inf")
             if made.bad_label == "shallow joints":
                 assert fills(made.bad, made.voxels)
     assert labels["thin support"] > 0.4 * labels.total() or labels["shallow joints"] > 0.2 * labels.total()
     assert labels["thin support"] + labels["shallow joints"] > 0.6 * labels.total()
 
 
-@pytest.mark.parametrize("category", ["balcony", "diving board", "street lamp", "pedestal table"])
-def test_heavier_weights_get_thicker_supports(category):
-    supports = defaultdict(list)
-    for request in LEVELS["carry"].requests():
-        if request.category == category and dict(request.params)["height"] == 4:
-            supports[request.params].append((request.grams, design(request, 8).support))
-    assert len(supports) > 1
-    for found in supports.values():
-        thickness = [support for _, support in sorted(found)]
-        assert thickness == sorted(thickness) and thickness[0] < thickness[-1]
+def test_a_support_that_stands_without_a_margin_is_neither_gold_nor_bad():
+    """The thinnest wall needs 97% of the strength of its studs."""
+    made = design(Request("balcony", (("reach", 2), ("width", 4), ("height", 2)), (1000,)), 8)
+    assert made.support == 4 and made.bad_label != "thin support"
 
 
 def test_a_weight_that_no_design_can_carry_is_reported():
@@ -254,8 +232,7 @@ def test_columns_of_rows(rows):
 
 
 def test_negatives_of_a_structure_as_high_as_the_world():
-    tower = parse("".join(f"2x2 (0,0,{z})\n" for z in range(4)), 4).structure
-    made = negatives(tower)
+    made = designs.negatives(parse("".join(f"2x2 (0,0,{z})\n" for z in range(4)), 4).structure)
     assert made["floating"].floating and not made["floating"].problems()
     assert made["colliding"].collisions
 
@@ -269,26 +246,18 @@ def test_rows_depend_on_seed_and_split_only(rows, monkeypatch):
     assert make_rows("train", 24, 0) == rows[:24]
 
 
-def test_size_none_gives_every_row_once():
-    train, test = (make_rows(split, None, 3, levels=["stack"]) for split in ("train", "test"))
-    assert len(train) + len(test) == len(choices("stack"))
-    assert len({row["caption"] for row in train + test}) == len(train) + len(test)
-    assert make_rows("test", 2 * len(test), 3, levels=["stack"]) == test
-
-
-def request_of(row):
-    return json.dumps(
-        {name: value for name, value in row.items() if name not in ("gold", "bad", "bad_label", "level")}
-    )
-
-
 @pytest.mark.parametrize("split", data.SPLITS)
 def test_rows_are_different_requests_and_another_level_provides_what_one_lacks(split, monkeypatch):
     monkeypatch.setattr(data, "choices", lambda level, sharing: choices(level)[: 60 if level == "stack" else 300])
-    supply = {level: len(make_rows(split, None, 0, levels=[level])) for level in ("stack", "small")}
+    supply = {}
+    for level in ("stack", "small"):
+        every = make_rows(split, None, 0, levels=[level])
+        supply[level] = sum(request.is_held_out == (split == "test") for request, _ in data.choices(level, ()))
+        assert len({row["caption"] for row in every}) == len(every) == supply[level]
     rows = make_rows(split, 2 * supply["stack"] + 8, 0, levels=["stack", "small"])
     assert Counter(row["level"] for row in rows) == {"stack": supply["stack"], "small": supply["stack"] + 8}
-    assert len(set(map(request_of, rows))) == len(rows)
+    asked = {json.dumps(row | dict.fromkeys(("gold", "bad", "bad_label", "level"))) for row in rows}
+    assert len(asked) == len(rows)
     assert [row["level"] for row in rows[:4]] == ["stack", "small"] * 2
     assert len(make_rows(split, 5000, 0, levels=["stack", "small"])) == sum(supply.values())
 
@@ -322,7 +291,7 @@ def test_invalid_arguments_are_reported():
         make_rows("dev", 1, 0)
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(arrays(bool, (5, 5, 5)))
 def test_voxels_round_trip(voxels):
     assert (decode_voxels(encode_voxels(voxels), 5) == voxels).all()

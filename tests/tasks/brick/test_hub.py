@@ -121,14 +121,14 @@ def test_errors_in_a_source_are_reported(tmp_path, monkeypatch):
         raise ConnectionError("the Hub cannot be reached")
 
     monkeypatch.setattr(datasets, "load_dataset", no_network)
-    with pytest.raises(ValueError, match=r"'some/bricks' cannot be loaded.*cannot be reached.*generate rows offline"):
-        from_hub("some/bricks")
-    with pytest.raises(ValueError, match="unknown split 'dev'"):
-        from_hub(FIXTURE, "dev")
-    with pytest.raises(ValueError, match="does not exist"):
-        from_hub("missing.jsonl")
-    with pytest.raises(ValueError, match=r"contains no train\*\.jsonl"):
-        from_hub(str(tmp_path))
+    for arguments, complaint in {
+        ("some/bricks",): r"'some/bricks' cannot be loaded.*cannot be reached.*generate rows offline",
+        (FIXTURE, "dev"): "unknown split 'dev'",
+        ("missing.jsonl",): "does not exist",
+        (str(tmp_path),): r"contains no train\*\.jsonl",
+    }.items():
+        with pytest.raises(ValueError, match=complaint):
+            from_hub(*arguments)
     file = tmp_path / "train.jsonl"
     for text, complaint in {
         "no json": "train.jsonl is not valid JSON",

@@ -3,8 +3,6 @@
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.tasks.brick.test_stability import PUBLIC
 from trl_grpo_tasks.commands import main as cli
@@ -22,13 +20,15 @@ BELOW = FORCE - 0.00043 * 9.8 / 4 / 0.98  # and at the 1x1
 
 
 def test_metrics_by_hand():
-    found = metrics.metrics_of([STANDS, CANTILEVER, COLLIDES, OUTSIDE, NOT_A_BRICK, "", "no bricks", STANDS])
-    assert (found.structures, found.valid, found.stable, found.stable_by_load_factor) == (8, 3 / 8, 3 / 8, 3 / 8)
-    assert found.mean_brick_stability == pytest.approx((1 + (2 - FORCE - BELOW) / 2 + 1) / 3, rel=1e-5)
-    assert found.min_brick_stability == pytest.approx((1 + 1 - FORCE + 1) / 3, rel=1e-5)
+    texts = [STANDS, CANTILEVER, COLLIDES, OUTSIDE, NOT_A_BRICK, "", "no bricks", STANDS]
+    expected = {"structures": 8, "unsolved": 0, **dict.fromkeys(("valid", "stable", "stable_by_load_factor"), 3 / 8)}
+    expected["mean_brick_stability"] = (1 + (2 - FORCE - BELOW) / 2 + 1) / 3
+    expected["min_brick_stability"] = (1 + 1 - FORCE + 1) / 3
+    assert metrics.metrics_of(texts) == pytest.approx(expected, rel=1e-5)
     for texts, expected in (([FLOATS], (1, 0, 0.5, 0)), ([COLLIDES, ""], (0, 0, None, None))):
         found = metrics.metrics_of(texts)
-        assert (found.valid, found.stable, found.mean_brick_stability, found.min_brick_stability) == expected
+        names = ("valid", "stable", "mean_brick_stability", "min_brick_stability")
+        assert tuple(found[name] for name in names) == expected
 
 
 def test_structures_that_cannot_be_analysed_are_left_out(monkeypatch):
@@ -37,7 +37,7 @@ def test_structures_that_cannot_be_analysed_are_left_out(monkeypatch):
 
     monkeypatch.setattr(metrics, "analyse", fails)
     found = metrics.metrics_of([STANDS, COLLIDES])
-    assert (found.structures, found.unsolved, found.valid) == (1, 1, 0)
+    assert (found["structures"], found["unsolved"], found["valid"]) == (1, 1, 0)
 
 
 @pytest.mark.skipif(not PUBLIC.is_file(), reason="public structures are not part of the repository")
@@ -46,18 +46,11 @@ def test_published_structures_have_their_published_scores():
     assert len(cases) == 7
     for case in cases:
         found = metrics.metrics_of([case["bricks"]])
-        assert (found.valid, found.stable) == (1, float(case["upstream"]["stable"]))
+        assert (found["valid"], found["stable"]) == (1, float(case["upstream"]["stable"]))
         # Scores per brick are not unique; their largest, and nearly their mean, are.
-        assert found.min_brick_stability == pytest.approx(1 - case["upstream"]["max_score"], abs=2e-3)
+        assert found["min_brick_stability"] == pytest.approx(1 - case["upstream"]["max_score"], abs=2e-3)
         scores = case["upstream"]["scores"]
-        assert found.mean_brick_stability == pytest.approx(1 - sum(scores) / len(scores), abs=2e-3)
-
-
-@settings(max_examples=40)
-@given(st.lists(st.text(alphabet="0123456789x(,) \n-@", max_size=40), max_size=4))
-def test_any_text_has_metrics(texts):
-    found = metrics.metrics_of(texts)
-    assert found.structures + found.unsolved == len(texts) and 0 <= found.stable <= found.valid <= 1
+        assert found["mean_brick_stability"] == pytest.approx(1 - sum(scores) / len(scores), abs=2e-3)
 
 
 def test_the_command_prints_a_table(tmp_path, capsys):
@@ -82,7 +75,6 @@ def test_the_command_prints_a_table(tmp_path, capsys):
 )
 def test_files_in_another_format_are_errors(tmp_path, capsys, name, content, message):
     (tmp_path / name).write_text(content)
-    assert cli.main(["tool", "brick", "metrics", str(tmp_path / name)]) == 2
-    assert message in capsys.readouterr().err
-    assert cli.main(["tool", "brick", "metrics", str(tmp_path / "none.jsonl")]) == 2
-    assert "does not exist" in capsys.readouterr().err
+    for file, said in ((name, message), ("none.jsonl", "does not exist")):
+        assert cli.main(["tool", "brick", "metrics", str(tmp_path / file)]) == 2
+        assert said in capsys.readouterr().err

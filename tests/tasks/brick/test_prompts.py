@@ -11,7 +11,6 @@ import pytest
 from tests.support.paths import DATA
 from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask
 from trl_grpo_tasks.tasks.brick.data.designs import decode_voxels
-from trl_grpo_tasks.tasks.brick.options import PROMPT_STYLES
 from trl_grpo_tasks.tasks.brick.prompts import prompt
 from trl_grpo_tasks.tasks.brick.structure import SIZES
 
@@ -44,14 +43,12 @@ def bricks_of(text, instruction):
 
 @pytest.mark.parametrize("options", [
     {**PUBLISHED, "prompt_style": "brickgpt"},
-    {**PUBLISHED, "prompt_style": "full"},
-    {**PUBLISHED, "prompt_style": "full", "text_form": "pivot"},
-    {**GENERATED, "prompt_style": "full"},
-    {**GENERATED, "prompt_style": "full", "text_form": "pivot", "max_offset_distance": 3},
-    {**GENERATED, "prompt_style": "full", "world_dim": 18},
+    {**PUBLISHED, "text_form": "pivot"},
+    GENERATED,
+    {**GENERATED, "text_form": "pivot", "max_offset_distance": 3, "world_dim": 18},
 ])  # fmt: skip
 def test_gold_answers_are_what_the_prompt_describes(options):
-    task = BrickTask(BrickOptions(**options))
+    task = BrickTask(BrickOptions(**{"prompt_style": "full"} | options))
     for row in task.dataset("train", 6, 0):
         instruction, _, caption = row["prompt"][-1]["content"].partition("\n\n### Input:\n")
         assert caption == row["caption"]
@@ -65,15 +62,9 @@ def test_gold_answers_are_what_the_prompt_describes(options):
         if stated := re.search(r"from 0 to (\d+) in a world of (\d+)x", instruction):
             assert (int(stated[1]), int(stated[2])) == (row["world"] - 1, row["world"])
             assert bricks == sorted(bricks, key=lambda brick: (brick[4], -brick[2], -brick[3]))
-        if "in the corner where x and y are 0" in instruction:
-            assert target[0].any() and target[:, 0].any()
-        assert row["loads"] == [] or "carry the weights" in instruction
-
-
-@pytest.mark.parametrize("style", PROMPT_STYLES)
-def test_no_prompt_says_that_published_structures_stand_in_the_corner(style):
-    (row,) = BrickTask(BrickOptions(**PUBLISHED, prompt_style=style)).dataset("train", 1, 0)
-    assert not any(word in row["prompt"][-1]["content"] for word in ("corner where", "x=0", "weights"))
+        generated = ["corner where x and y are 0" in instruction, "carry the weights" in instruction]
+        assert generated == [row["level"] != "published"] * 2
+        assert not any(generated) or (target[0].any() and target[:, 0].any())
 
 
 def test_prompts_are_short_or_explain_everything():
@@ -83,12 +74,3 @@ def test_prompts_are_short_or_explain_everything():
     assert system["role"] == "system" and user["role"] == "user"
     assert user["content"].endswith("\n\n### Input:\na table")
     assert all(f"{h}x{w}" in user["content"] for h, w in SIZES)
-
-
-@pytest.mark.parametrize(("options", "message"), [
-    (GENERATED, "--prompt_style brickgpt is for published structures; add --brick_data AvaLovelace/StableText2Brick"),
-    ({**PUBLISHED, "text_form": "pivot"}, "asks for absolute positions of the built-in bricks; leave out --text_form"),
-])  # fmt: skip
-def test_the_published_prompt_is_refused_where_it_would_be_false(options, message):
-    with pytest.raises(ValueError, match=message):
-        BrickOptions(**options, prompt_style="brickgpt")

@@ -13,8 +13,8 @@ from trl_grpo_tasks.tasks.brick.data.catalogue import CATEGORIES
 SMALL = ["stack", "small", "carry"]
 
 
-def understood(text, levels=SMALL, **options):
-    return BrickTask(BrickOptions(brick_levels=list(levels), **options)).row_of(text)["interpretation"]
+def understood(text):
+    return BrickTask(BrickOptions(brick_levels=SMALL)).row_of(text)["interpretation"]
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,6 @@ def test_other_texts_are_an_error_that_says_what_can_be_asked():
             understood(text)
     with pytest.raises(ValueError, match="a world of 7 is too small for the levels of this task: stack needs 8"):
         understood("a table, world 7")
-    with pytest.raises(ValueError, match="nothing like 'a table' can be built with these bricks and this gravity"):
-        understood("a table", ["small"], brick_library='{"bricks": [{"size": "7x7", "mass_g": 1}]}')
 
 
 @settings(max_examples=40)

@@ -1,7 +1,9 @@
 """The brick task: its contract under many options, components computed by hand, and reward hacks."""
 
 import functools
+import itertools
 import json
+import operator
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from trl_grpo_tasks.evaluation.summary import summarise
 from trl_grpo_tasks.models.tiny import make_tokenizer
 from trl_grpo_tasks.rewards.components import component_weights
 from trl_grpo_tasks.task import rows_of
-from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask, reward
+from trl_grpo_tasks.tasks.brick import BrickOptions, BrickTask
 from trl_grpo_tasks.tasks.brick.data.designs import encode_voxels
 from trl_grpo_tasks.tasks.brick.data.rows import ALL
 from trl_grpo_tasks.tasks.brick.physics import stability
@@ -34,23 +36,16 @@ def task_and_rows(level, size=6, **options):
 # ---- the contract
 
 
+PIVOT = {"brick_levels": ["stack", "small"], "text_form": "pivot"}
 CONTRACT_OPTIONS = [
-    {},
-    {"text_form": "pivot"},
-    {"text_form": "pivot", "max_offset_distance": 3, "canonical": False},
-    {"world_dim": 24},
-    {"brick_levels": ["carry"], "attach": False},
-    {"brick_levels": ["stack", "small"], "prompt_style": "full"},
+    PIVOT,
+    {"world_dim": 24, "text_form": "pivot", "max_offset_distance": 3, "canonical": False},
+    {"brick_levels": ["carry"], "attach": False, "prompt_style": "full"},
     {"brick_data": PUBLISHED},
-    {"brick_data": PUBLISHED, "prompt_style": "full", "text_form": "pivot"},
 ]
 
 
-@pytest.mark.parametrize(
-    "options",
-    exhaustive_but([{"text_form": "pivot"}], CONTRACT_OPTIONS),
-    ids=lambda options: json.dumps(options) if options else "defaults",
-)
+@pytest.mark.parametrize("options", exhaustive_but([PIVOT], CONTRACT_OPTIONS), ids=json.dumps)
 def test_it_keeps_the_contract(options, monkeypatch):
     if "attach" not in options:  # pictures are slow and depend on no option
         monkeypatch.setattr(BrickTask, "render", lambda *_: b"")
@@ -78,6 +73,8 @@ def test_levels_are_those_asked_for_that_fit_the_world():
         ({"max_rollbacks": -1}, "--max_rollbacks -1 must be at least 0"),
         ({"gravity": float("nan")}, "--gravity nan must be a finite number above 0"),
         ({"solver_log": "no_such_folder/log"}, "--solver_log no_such_folder/log: cannot be written; give a file in"),
+        ({"prompt_style": "brickgpt"}, "brickgpt is for published structures; add --brick_data AvaLovelace/Stable"),
+        ({"prompt_style": "brickgpt", "text_form": "pivot", "brick_data": PUBLISHED}, "absolute positions; leave out"),
     ],
 )
 def test_invalid_options_are_reported(options, message):
@@ -85,39 +82,22 @@ def test_invalid_options_are_reported(options, message):
         BrickOptions(**options)
 
 
-def test_a_caption_for_published_structures_is_taken_as_it_is():
+def test_a_caption_for_published_structures_is_taken_as_it_is_and_only_its_physics_is_scored():
     task = BrickTask(BrickOptions(brick_data=PUBLISHED))
-    row = task.row_of("a castle for a cat")
-    assert (row["caption"], row["world"], row["voxels"], row["loads"]) == ("a castle for a cat", 20, None, [])
-    assert task.score(row, "2x4 (0,0,0)\n").info["shape"].startswith("not judged")
+    row = task.row_of("a red dragon")
+    assert (row["caption"], row["world"], row["voxels"], row["loads"]) == ("a red dragon", 20, None, [])
     assert task.row_of("a castle, world 9")["prompt"] == [{"role": "user", "content": "a castle, world 9"}]
     assert BrickTask(BrickOptions(world_dim=24, brick_data=PUBLISHED)).row_of("x")["world"] == 24
     with pytest.raises(ValueError, match="a world of 99 must be between 1 and 40"):
         task.row_of("a castle, world 99")
-
-
-def test_without_a_target_only_physics_is_scored_without_success():
-    task = BrickTask(BrickOptions(brick_data=PUBLISHED))
-    row = task.row_of("a red dragon")
     assert "no target shape" in task.unverifiable(row) and not task.unverifiable(task_and_rows("small")[1][0])
     stands, falls = task.score(row, "2x4 (0,0,0)\n"), task.score(row, "2x4 (0,0,1)\n")
     assert stands.valid and not stands.success and not falls.success
     assert stands.reason == "the shape cannot be judged: this caption has no target" and stands.info["stable"]
-    assert stands.components == {
-        "stability": 1.0, "connectivity": 1.0, "quality": 1.0, "length": 1 / 150, "shape": 0.0, "syntax": 1.0,
-        "load_factor": 0.0,
-    }  # fmt: skip
+    assert stands.info["shape"].startswith("not judged") and "shape" not in falls.reason
+    assert stands.components == dict(zip(NAMES, (1, 1, 1, 1 / 150, 0, 1), strict=True)) | {"load_factor": 0}
     assert task.score(row, "2x4 (0,0,0)\n2x4 (0,0,1)\n").components["length"] == 2 / 150, "there is no gold to stop at"
-    assert falls.total < stands.total < sum(task.weights.values()) and "shape" not in falls.reason
-    assert task.score(row, "").total == 0
-
-
-@pytest.mark.parametrize("level", ["stack", "small", "carry", "overhang"])
-def test_a_users_caption_that_a_level_generates_gives_that_row(level):
-    task, rows = task_and_rows(level)
-    for row in rows:
-        assert task.row_of(row["prompt"][-1]["content"]) == row
-        assert BrickTask().row_of(f"{row['caption']}, world {row['world']}")["loads"] == row["loads"]
+    assert 0 == task.score(row, "").total < falls.total < stands.total < sum(task.weights.values())
 
 
 def test_exported_files():
@@ -139,36 +119,25 @@ ROW = {"prompt": "", "caption": "two bricks", "world": WORLD, "voxels": encode_v
 NAMES = ("stability", "connectivity", "quality", "length", "shape", "syntax")
 
 
-@pytest.mark.parametrize(
-    ("text", "expected", "valid"),
-    [
-        # half of the cells; a brick on the ground needs no friction; one of two bricks
-        ("2x2 (0,0,0)", {"stability": .5, "connectivity": .5, "quality": .5, "length": .25, "shape": .5, "syntax": 1},
-         True),
-        # the same cells with an invalid line: not analysed
-        ("2x2 (0,0,0)\nand so on",
-         {"stability": 0, "connectivity": .5, "quality": .5, "length": .25, "shape": .5, "syntax": .5}, False),
-        # the second brick coincides with the first: not connected, colliding, and four cells too many
-        ("2x2 (0,0,0)\n2x2 (0,0,0)",
-         {"stability": 0, "connectivity": 1 / 6, "quality": 1 / 6, "length": 1 / 3, "shape": 1 / 3, "syntax": 1},
-         False),
-        # the second brick floats: IoU is 4 of 12 cells
-        ("2x2 (0,0,0)\n2x2 (0,0,2)",
-         {"stability": 0, "connectivity": 1 / 6, "quality": 1 / 3, "length": 1 / 3, "shape": 1 / 3, "syntax": 1},
-         True),
-        # the second leaves the world
-        ("2x2 (0,0,0)\n2x2 (3,0,0)",
-         {"stability": 0, "connectivity": 1 / 6, "quality": 1 / 6, "length": 1 / 3, "shape": 1 / 3, "syntax": 1},
-         False),
-        ("", dict.fromkeys(NAMES, 0), False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "expected", "valid"), [
+    # half of the cells; a brick on the ground needs no friction; one of two bricks
+    ("2x2 (0,0,0)", (1 / 2, 1 / 2, 1 / 2, 1 / 4, 1 / 2, 1), True),
+    # the same cells with an invalid line: not analysed
+    ("2x2 (0,0,0)\nand so on", (0, 1 / 2, 1 / 2, 1 / 4, 1 / 2, 1 / 2), False),
+    # the second brick coincides with the first: not connected, colliding, and four cells too many
+    ("2x2 (0,0,0)\n2x2 (0,0,0)", (0, 1 / 6, 1 / 6, 1 / 3, 1 / 3, 1), False),
+    # the second brick floats: IoU is 4 of 12 cells
+    ("2x2 (0,0,0)\n2x2 (0,0,2)", (0, 1 / 6, 1 / 3, 1 / 3, 1 / 3, 1), True),
+    # the second leaves the world
+    ("2x2 (0,0,0)\n2x2 (3,0,0)", (0, 1 / 6, 1 / 6, 1 / 3, 1 / 3, 1), False),
+    ("", (0, 0, 0, 0, 0, 0), False),
+])  # fmt: skip
 def test_components_by_hand(text, expected, valid):
     score = BrickTask().score(ROW, text)
     score.components.pop("load_factor", None)
-    assert score.components == pytest.approx(expected)
-    weights = {"stability": 1, "connectivity": 0.5, "quality": 0.25, "length": 0.1, "shape": 2, "syntax": 0.1}
-    assert score.total == pytest.approx(sum(weights[name] * value for name, value in expected.items()))
+    assert score.components == pytest.approx(dict(zip(NAMES, expected, strict=True)))
+    weights = (1, 0.5, 0.25, 0.1, 2, 0.1)
+    assert score.total == pytest.approx(sum(map(operator.mul, weights, expected)))
     assert (score.valid, score.success) == (valid, False) and score.reason
 
 
@@ -215,12 +184,10 @@ def test_brickgpts_table_is_reported_on_demand():
 
 
 def test_without_a_published_analysis_an_answer_still_has_a_score(monkeypatch):
-    def fails(structure, mode="load_factor", *args, **kwargs):
-        if mode == "published":
-            raise SolverError("out of luck")
-        return stability.analyse(structure, mode, *args, **kwargs)
+    def fails(*_):
+        raise SolverError("out of luck")
 
-    monkeypatch.setattr(reward, "analyse", fails)
+    monkeypatch.setattr(stability, "_published", fails)
     score = BrickTask(BrickOptions(published_stability=True)).score(ROW, ROW["gold"])
     assert score.success and "published_stable" not in score.info, "unknown is not unstable"
 
@@ -238,11 +205,10 @@ def test_stability_is_one_minus_the_load_factor():
     text = "1x1 (0,0,0)\n1x8 (0,0,1)\n"
     row = {**ROW, "world": 8, "voxels": encode_voxels(parse(text, 8).structure.occupied), "gold": text}
     score = BrickTask().score(row, text)
-    assert score.components == pytest.approx(
-        dict.fromkeys(NAMES, 1) | {"stability": 1 - 0.098475, "load_factor": 0.098475}, abs=1e-6
-    )
-    assert score.success and score.info == {"bricks": 2, "stable": True, "iou": 1.0,
-                                            "load_factor": pytest.approx(0.098475, abs=1e-6)}  # fmt: skip
+    expected = {"stability": 1 - 0.098475, "load_factor": 0.098475}
+    assert score.components == pytest.approx(dict.fromkeys(NAMES, 1) | expected, abs=1e-6)
+    load_factor = pytest.approx(0.098475, abs=1e-6)
+    assert score.success and score.info == {"bricks": 2, "stable": True, "iou": 1.0, "load_factor": load_factor}
     heavy = {**row, "loads": [{"grams": 50, "at": [0, 7]}]}
     fallen = BrickTask().score(heavy, text)
     assert fallen.valid and not fallen.success and fallen.components["stability"] == 0
@@ -252,14 +218,13 @@ def test_stability_is_one_minus_the_load_factor():
 
 
 LINES = st.one_of(
-    st.builds(lambda size, x, y, z: f"{size[0]}x{size[1]} ({x},{y},{z})", st.sampled_from(SIZES),
-              *[st.integers(-1, 5)] * 3),
+    st.builds("{0[0]}x{0[1]} ({1},{2},{3})".format, st.sampled_from(SIZES), *[st.integers(-1, 5)] * 3),
     st.builds(lambda pivot, dx: f"2x2 @{pivot} ({dx},0,1)", st.integers(0, 5), st.integers(-9, 9)),
     st.text(max_size=12),
 )  # fmt: skip
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(st.lists(LINES, max_size=12), st.booleans())
 def test_the_total_is_bounded_and_success_implies_its_conditions(lines, has_target):
     task = BrickTask()
@@ -276,34 +241,28 @@ def test_the_total_is_bounded_and_success_implies_its_conditions(lines, has_targ
 
 
 def first_line(row):
-    return row["gold"].split("\n")[0] + "\n"
+    return row["gold"].splitlines(keepends=True)[0]
 
 
 def blocks(xs, ys, layers):
-    return "".join(
-        f"2x2 ({x},{y},{z})\n" for z in range(layers) for x in range(0, xs - 1, 2) for y in range(0, ys - 1, 2)
-    )
+    places = itertools.product(range(layers), range(0, xs - 1, 2), range(0, ys - 1, 2))
+    return "".join(f"2x2 ({x},{y},{z})\n" for z, x, y in places)
 
 
 HACKS = {
     "single brick": lambda row: "2x4 (0,0,0)\n",
-    "single brick of the gold answer": first_line,
     "stack of 1x1": lambda row: "".join(f"1x1 (0,0,{z})\n" for z in range(row["world"])),
     "box that ignores the caption": lambda row: blocks(row["world"], row["world"], 4),
     "repeating lines": lambda row: first_line(row) * 12,
     "the gold answer twice": lambda row: row["gold"] * 2,
     "two lines in turn": lambda row: "".join(row["gold"].splitlines(keepends=True)[:2]) * 6,
-    "10,000 lines": lambda row: "1x1 (0,0,0)\n" * 10_000,
     "10,000 different lines": lambda row: "".join(
-        f"1x1 ({i % row['world']},{i // row['world'] % row['world']},{i // row['world'] ** 2})\n"
-        for i in range(10_000)
+        f"1x1 ({x},{y},{z})\n" for z, y, x in itertools.product(range(10_000 // 8**2), range(8), range(8))
     ),
-    "empty": lambda row: "",
-    "blank lines": lambda row: "\n" * 500,
 }
 
 
-@pytest.mark.parametrize("hack", exhaustive_but([name for name in HACKS if name != "10,000 lines"], HACKS))
+@pytest.mark.parametrize("hack", HACKS)
 def test_cheating_does_not_pay(hack):
     for level in ("stack", "small", "carry", "overhang"):
         task, rows = task_and_rows(level)
@@ -324,19 +283,6 @@ def test_no_box_pays_for_all_captions():
             scores = [task.score(row, blocks(*size)) for row in rows]
             assert sum(score.total for score in scores) < 0.5 * gold, size
             assert sum(score.success for score in scores) <= 1
-
-
-@pytest.mark.parametrize("level", ["carry", "overhang"])
-def test_success_needs_the_weights_to_be_carried(level):
-    """An answer that ignores the weight has nearly the right shape and is stable until the weight is placed."""
-    task, rows = task_and_rows(level, 24)
-    careless = [row for row in rows if row["bad_label"] == "thin support"]
-    assert len(careless) >= 4
-    for row in careless:
-        score = task.score(row, task.bad(row))
-        assert score.valid and not score.success and score.components["stability"] == 0
-        assert score.total < task.score(row, task.gold(row)).total
-        assert task.score({**row, "loads": []}, task.bad(row)).info["stable"]
 
 
 # ---- solvers

@@ -9,7 +9,7 @@ from ...constraints.choices import Choices, ChoiceTreeConstraint
 from ...task import Row
 from .kit import KIT, Kit
 from .placements import Placements, Rules
-from .structure import MAX_OFFSET, READ_LIMIT, WORLD, Brick, parse
+from .structure import READ_LIMIT, WORLD, Brick, parse
 
 _LARGEST_WORLD = 1000  # coordinates have at most three digits
 _COORDINATES = {n: f"{n}," for n in range(1 - _LARGEST_WORLD, _LARGEST_WORLD)}
@@ -19,24 +19,15 @@ _PLACEMENTS_KEPT = 4096  # cache size; an entry takes about 7 kB in a world of 2
 
 
 def brick_constraint(
-    tokenizer: Any,
-    *,
-    world: int = WORLD,
-    max_bricks: int = 100,
-    form: str = "absolute",
-    attach: bool = True,
-    canonical: bool = False,
-    max_offset: int = MAX_OFFSET,
-    kit: Kit = KIT,
+    tokenizer: Any, *, world: int = WORLD, max_bricks: int = 100, form: str = "absolute", **rules: Any
 ) -> ChoiceTreeConstraint:
     """Make a constraint to texts of 1 to `max_bricks` bricks that are inside the world and do not collide.
 
     `form`: "absolute" for lines `2x4 (3,0,1)`, or "pivot" for lines `2x4 @1 (0,-2,1)` with offsets of at most
-    `max_offset` from an earlier brick, or of any size from pivot 0, the origin of the ground. `attach`: each brick
-    must be on the ground or share a stud with an earlier brick below or above it. `canonical`: bricks are ordered by
-    z ascending, then x descending, then y descending. A row's `world` and `max_bricks` override the arguments.
+    `max_offset` from an earlier brick, or of any size from pivot 0, the origin of the ground. `rules` are those of
+    `Rules`. A row's `world` and `max_bricks` override the arguments.
     """
-    tree = BrickTree(world, max_bricks, form, attach=attach, canonical=canonical, max_offset=max_offset, kit=kit)
+    tree = BrickTree(world, max_bricks, form, **rules)
     return ChoiceTreeConstraint(
         tokenizer, tree.root, tree.choices, look_ahead=False, longest_ending=tree.longest_line()
     )

@@ -16,9 +16,7 @@ from typing import Any
 
 from ...task import Row
 from .data.designs import loads_on
-from .kit import KIT, Kit
 from .options import BrickOptions
-from .physics.solvers import SOLVING, Solving
 from .physics.stability import SolverError, analyse
 from .structure import LONGEST_LINE, Reading, lines_of, parse
 
@@ -39,21 +37,13 @@ class _Progress:
 class BrickEditor:
     """An editor that deletes invalid lines, cuts back unstable structures, or does both; `name` is one of EDITORS."""
 
-    def __init__(
-        self,
-        rows: Sequence[Row],
-        tokenizer: Any,
-        name: str,
-        options: BrickOptions,
-        solving: Solving = SOLVING,
-        kit: Kit = KIT,
-    ):
-        self._rows, self._tokenizer, self._options, self._kit = rows, tokenizer, options, kit
+    def __init__(self, rows: Sequence[Row], tokenizer: Any, name: str, options: BrickOptions):
+        self._rows, self._tokenizer, self._options = rows, tokenizer, options
         self._rejects, self._rolls_back = "rejection" in name, "rollback" in name
         self._progress = [_Progress() for _ in rows]
         self._ends_line: dict[int, bool] = {}
         # What is kept after a cut was analysed before, and samples of one caption are often equal.
-        self._analyse = lru_cache(ANALYSES_KEPT)(partial(analyse, backend=solving))
+        self._analyse = lru_cache(ANALYSES_KEPT)(partial(analyse, backend=options.solving))
 
     def keep(self, i: int, ids: Sequence[int], ended: bool) -> int | None:
         kept = self._before_rejected_line(i, ids, ended) if self._rejects else None
@@ -135,7 +125,7 @@ class BrickEditor:
         return len(reading.problems) + len(structure.outside) + len(structure.collisions) + too_many
 
     def _parse(self, i: int, text: str) -> Reading:
-        return parse(text, self._rows[i]["world"], self._options.max_offset_distance, self._kit)
+        return parse(text, self._rows[i]["world"], self._options.max_offset_distance, self._options.kit)
 
     def _text(self, ids: Sequence[int], ended: bool) -> str:
         """Decode the tokens; unless the text has ended, return only its complete lines."""

@@ -10,13 +10,12 @@ Size = tuple[int, int]
 
 
 class Part(NamedTuple):
-    """A brick of `short` x `long` cells, one layer high. `ldraw` is its number in LDraw's library, if it has one."""
+    """A brick of `short` x `long` cells, one layer high. `ldraw` is its number in LDraw's library."""
 
     short: int
     long: int
     mass_kg: float
-    ldraw: str = ""
-    name: str = ""
+    ldraw: str
 
 
 PARTS = (

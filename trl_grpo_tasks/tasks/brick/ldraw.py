@@ -1,8 +1,7 @@
 """LDraw files (.ldr), which brick viewers open, and the colours that they share with our pictures.
 
 LDraw's unit is 0.4 mm: a stud pitch is 20, a brick's height 24, and -y is up. Our x is LDraw's x and our y is its z,
-which preserves handedness. A part's origin is the centre of the top of its body, with its long side along x. A part
-that LDraw's library lacks is written into the file itself, as a box.
+which preserves handedness. A part's origin is the centre of the top of its body, with its long side along x.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .kit import KIT, Kit, Part
+from .kit import KIT
 from .structure import READ_LIMIT, WORLD, Brick, Structure
 
 STUD, HEIGHT = 20, 24
@@ -92,39 +91,18 @@ def to_ldr(structure: Structure, name: str) -> str:
         # x + h/2 stud pitches is a whole number of LDraw units, because a pitch is 20.
         place = f"{STUD * (2 * x + h) // 2} {-HEIGHT * (z + 1)} {STUD * (2 * y + w) // 2}"
         turn = _ALONG_X if h >= w else _ALONG_Y
-        lines.append(f"1 {PALETTE[colours[index]].code} {place} {turn} {part_file(structure.kit.part_of[h, w])}")
-    lines.append("0 STEP")
-    used = {structure.kit.part_of[brick[:2]] for brick in structure.bricks}
-    if boxes := sorted(part for part in used if not part.ldraw):
-        lines.insert(0, f"0 FILE {file_name}.ldr")  # a file of several models begins with their names
-        lines += [line for part in boxes for line in (f"0 FILE {part_file(part)}", *_box(part))]
-    return "\n".join([*lines, ""])
+        lines.append(f"1 {PALETTE[colours[index]].code} {place} {turn} {KIT.part_of[h, w].ldraw}.dat")
+    return "\n".join([*lines, "0 STEP", ""])
 
 
-def part_file(part: Part) -> str:
-    return f"{part.ldraw or f'brick_{part.short}x{part.long}'}.dat"
-
-
-def _box(part: Part) -> list[str]:
-    """Return the six faces of a part, as quadrilaterals in the colour of the brick (16) that uses it."""
-    x, z = part.long * STUD // 2, part.short * STUD // 2
-    top = [(-x, 0, -z), (x, 0, -z), (x, 0, z), (-x, 0, z)]
-    bottom = [(i, HEIGHT, k) for i, _, k in top]
-    sides = [(top[n], bottom[n], bottom[n - 3], top[n - 3]) for n in range(4)]
-    faces = [top, bottom[::-1], *sides]
-    return [f"0 {part.name or f'brick {part.short}x{part.long}'}"] + [
-        " ".join(["4 16", *(str(value) for corner in face for value in corner)]) for face in faces
-    ]
-
-
-def from_ldr(text: str, world: int = WORLD, kit: Kit = KIT) -> Structure:
+def from_ldr(text: str, world: int = WORLD) -> Structure:
     """Read the bricks of an LDraw file, also of one with submodels (.mpd).
 
     LDraw knows neither ground nor world. The lowest bricks are put on the ground; a model that is off the grid of the
     world or reaches out of it is moved to the corner, and a larger model gets a larger world. Raises ValueError for
     what our structures cannot represent: other parts, parts that are tilted or off the grid of the others.
     """
-    sizes, places = _placed_parts(text, kit)
+    sizes, places = _placed_parts(text)
     if not sizes:
         raise ValueError("it places no bricks")
     corners = np.array(places) / (STUD, HEIGHT, STUD)  # LDraw's x, z and height in cells
@@ -142,12 +120,12 @@ def from_ldr(text: str, world: int = WORLD, kit: Kit = KIT) -> Structure:
     is_inside = np.abs(low[:2] - at).max() <= OFF_GRID and at.min() >= 0 and (ends[:, :2].max(0) + at).max() <= world
     cells[:, :2] += at if is_inside else 0
     bricks = tuple(Brick(*size, *map(int, cell)) for size, cell in zip(sizes, cells, strict=True))
-    return Structure(bricks, max(world, needed), kit)
+    return Structure(bricks, max(world, needed))
 
 
-def _placed_parts(text: str, kit: Kit) -> tuple[list[tuple[int, int]], list[np.ndarray]]:
+def _placed_parts(text: str) -> tuple[list[tuple[int, int]], list[np.ndarray]]:
     """Return the size of each brick, as turned, and its corner with the least x and z, in LDraw's units."""
-    size_of = {part_file(part): part[:2] for part in kit.parts}
+    size_of = {f"{part.ldraw}.dat": part[:2] for part in KIT.parts}
     models, main = _models_of(text)
     sizes: list[tuple[int, int]] = []
     places: list[np.ndarray] = []

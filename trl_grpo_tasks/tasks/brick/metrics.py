@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -34,25 +33,10 @@ LDRAW_FILES = (".ldr", ".mpd")
 KNOWN_FILES = (*LDRAW_FILES, *FILES)
 
 
-@dataclass(frozen=True)
-class Metrics:
-    """Metrics of some structures. Shares are of all structures; brick stabilities are averaged over valid ones."""
-
-    structures: int
-    valid: float
-    stable: float
-    mean_brick_stability: float | None  # None if no structure is valid
-    min_brick_stability: float | None
-    stable_by_load_factor: float
-    unsolved: int  # structures that no solver could analyse, which are left out
-
-
 def main(arguments: Sequence[str]) -> int:
     """Print BrickGPT's metrics of LDraw files and of files in StableText2Brick's format."""
     parser = argparse.ArgumentParser(
-        "trl-grpo-tasks tool brick metrics",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "trl-grpo-tasks tool brick metrics", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("files", nargs="+", help=f"structures: {', '.join(KNOWN_FILES)}")
     files = {file: structures_of(file) for file in parser.parse_args(arguments).files}
@@ -61,16 +45,15 @@ def main(arguments: Sequence[str]) -> int:
             if isinstance(structure, Structure):
                 print(f"{file}: {_described(structure)}")
     found = metrics_of(structure for content in files.values() for structure in content)
-    means = [found.mean_brick_stability, found.min_brick_stability]
-    mean, least = ("-" if value is None else f"{value:.3f}" for value in means)
-    print(f"structures               {found.structures}")
-    print(f"valid                    {found.valid:.1%}")
-    print(f"stable                   {found.stable:.1%}")
-    print(f"mean brick stability     {mean}  (valid structures)")
-    print(f"min brick stability      {least}  (valid structures)")
-    print(f"stable by load factor    {found.stable_by_load_factor:.1%}  (the analysis of this task)")
-    if found.unsolved:
-        print(f"left out                 {found.unsolved}  (no solver could analyse them)")
+    print(f"structures               {found['structures']}")
+    print(f"valid                    {found['valid']:.1%}")
+    print(f"stable                   {found['stable']:.1%}")
+    for name in ("mean", "min"):
+        value = found[f"{name}_brick_stability"]
+        print(f"{name + ' brick stability':24} {'-' if value is None else f'{value:.3f}'}  (valid structures)")
+    print(f"stable by load factor    {found['stable_by_load_factor']:.1%}  (the analysis of this task)")
+    if found["unsolved"]:
+        print(f"left out                 {found['unsolved']}  (no solver could analyse them)")
     return 0
 
 
@@ -104,8 +87,12 @@ def _described(structure: Structure) -> str:
         return f"no solver could analyse it: {error}"
 
 
-def metrics_of(structures: Iterable[str | Structure]) -> Metrics:
-    """Compute the metrics of structures, given as such or as text of any kind."""
+def metrics_of(structures: Iterable[str | Structure]) -> dict[str, Any]:
+    """Compute the metrics of structures, given as such or as text of any kind.
+
+    Shares are of all `structures` but the `unsolved` ones, which no solver could analyse; brick stabilities are
+    averaged over valid structures, and None if there is none.
+    """
     facts: list[dict[str, Any]] = []
     unsolved = 0
     for one in structures:
@@ -117,18 +104,14 @@ def metrics_of(structures: Iterable[str | Structure]) -> Metrics:
         except SolverError:
             unsolved += 1
         else:
-            facts.append(published_facts(published) | {"valid": valid, "ours": ours is not None and ours.stable})
+            ours_stable = ours is not None and ours.stable
+            facts.append(published_facts(published) | {"valid": valid, "stable_by_load_factor": ours_stable})
 
     def mean(name: str) -> float | None:
         values = [fact[name] for fact in facts if fact[name] is not None]
         return fmean(values) if values else None
 
-    return Metrics(
-        structures=len(facts),
-        valid=mean("valid") or 0.0,
-        stable=mean("published_stable") or 0.0,
-        mean_brick_stability=mean("mean_brick_stability"),
-        min_brick_stability=mean("min_brick_stability"),
-        stable_by_load_factor=mean("ours") or 0.0,
-        unsolved=unsolved,
-    )
+    shares = {name: mean(name) or 0.0 for name in ("valid", "stable_by_load_factor")}
+    stabilities = {name: mean(name) for name in ("mean_brick_stability", "min_brick_stability")}
+    stable = mean("published_stable") or 0.0
+    return {"structures": len(facts), "unsolved": unsolved, "stable": stable, **shares, **stabilities}

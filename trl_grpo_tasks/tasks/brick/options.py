@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from ...task import check_choice, option
 from .data import hub
 from .data.rows import ALL
-from .kit import GRAVITY, STUD_STRENGTH_N
-from .library import library_text
-from .physics.solvers import BACKENDS
+from .kit import GRAVITY, STUD_STRENGTH_N, Kit
+from .physics.solvers import BACKENDS, Solving
 from .structure import FORMS, MAX_OFFSET, READ_LIMIT
 
 PROMPT_STYLES = ("short", "full", "brickgpt")
@@ -28,9 +28,6 @@ class BrickOptions:
     )
     brick_data: str | None = option(
         None, f"Use published structures instead of levels: a Hub id ({hub.DATASET}), a folder, or a file."
-    )
-    brick_library: str | None = option(
-        None, "JSON or YAML file that lists bricks of your own, which replace the eight built-in ones."
     )
     prompt_style: str = option(
         "short",
@@ -87,11 +84,8 @@ class BrickOptions:
             check_choice("brick_levels", level, ALL)
         if self.prompt_style == "brickgpt" and not self.brick_data:
             raise ValueError(f"--prompt_style brickgpt is for published structures; add --brick_data {hub.DATASET}")
-        if self.prompt_style == "brickgpt" and (self.text_form != "absolute" or self.brick_library is not None):
-            raise ValueError(
-                "--prompt_style brickgpt asks for absolute positions of the built-in bricks; leave out --text_form "
-                "and --brick_library, or give --prompt_style full"
-            )
+        if self.prompt_style == "brickgpt" and self.text_form != "absolute":
+            raise ValueError("--prompt_style brickgpt asks for absolute positions; leave out --text_form")
         if not 0 < self.success_iou <= 1:
             raise ValueError(f"--success_iou {self.success_iou} must be above 0 and at most 1")
         for name in ("gravity", "stud_strength", "solver_time_limit"):
@@ -102,8 +96,6 @@ class BrickOptions:
             _check_log(Path(self.solver_log))
         if self.attach is None:
             object.__setattr__(self, "attach", not self.brick_data)
-        if self.brick_library is not None:
-            object.__setattr__(self, "brick_library", library_text(self.brick_library))
         if self.world_dim is not None and not 1 <= self.world_dim <= LARGEST_WORLD:
             raise ValueError(f"--world_dim {self.world_dim} must be between 1 and {LARGEST_WORLD}")
         if not 1 <= self.max_bricks <= READ_LIMIT:
@@ -113,6 +105,14 @@ class BrickOptions:
         for name in ("max_brick_rejections", "max_rollbacks", "max_offset_distance"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name} {getattr(self, name)} must be at least 0")
+
+    @cached_property
+    def kit(self) -> Kit:
+        return Kit(gravity=self.gravity, stud_strength_N=self.stud_strength)
+
+    @cached_property
+    def solving(self) -> Solving:
+        return Solving(self.stability_backend, self.solver_time_limit, self.solver_log)
 
 
 def _check_log(path: Path) -> None:

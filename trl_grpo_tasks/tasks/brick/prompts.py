@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .kit import KIT, Kit
+from .kit import GRAVITY, KIT, STUD_STRENGTH_N
 from .options import BrickOptions
 from .structure import WORLD
 
 
-def prompt(caption: str, world: int, options: BrickOptions, kit: Kit = KIT) -> list[dict[str, str]]:
+def prompt(caption: str, world: int, options: BrickOptions) -> list[dict[str, str]]:
     """Make chat messages that ask for `caption`.
 
     "short" is little more than the caption. "full" explains the task and the text form; published structures carry no
@@ -20,14 +20,14 @@ def prompt(caption: str, world: int, options: BrickOptions, kit: Kit = KIT) -> l
         system, instruction = "You are a helpful assistant.", _BRICKGPT
     else:
         system = "You design toy-brick structures that can be built and that stand."
-        grip = "1" if kit.stud_strength_N == KIT.stud_strength_N else f"{kit.stud_strength_N:.2g}"
+        grip = "1" if options.stud_strength == STUD_STRENGTH_N else f"{options.stud_strength:.2g}"
         instruction = " ".join(
             [
                 "Build what the input describes.",
                 (_PIVOT if options.text_form == "pivot" else _ABSOLUTE).format(max_offset=options.max_offset_distance),
-                _WORLD.format(sizes=kit.written_sizes, last=world - 1, world=world),
+                _WORLD.format(sizes=KIT.written_sizes, last=world - 1, world=world),
                 _CONNECTED if options.brick_data else _GENERATED.format(grip=grip),
-                *([] if kit.gravity == KIT.gravity else [f"Gravity is {kit.gravity:g} m/s2."]),
+                *([] if options.gravity == GRAVITY else [f"Gravity is {options.gravity:g} m/s2."]),
             ]
         )
     return [

@@ -8,6 +8,7 @@ ground would earn full credit for physics. `load_factor` is only logged.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -15,9 +16,7 @@ from typing import Any
 import numpy as np
 
 from .data.designs import decode_voxels, loads_on
-from .kit import Kit
 from .options import BrickOptions
-from .physics.solvers import Solving
 from .physics.stability import Analysis, SolverError, analyse
 from .structure import Structure, parse
 
@@ -36,33 +35,31 @@ class Judgement:
     published: dict[str, Any]  # see `published_facts`; empty if it was not asked for
 
 
-def judge(text: str, row: Mapping[str, Any], options: BrickOptions, solving: Solving, kit: Kit) -> Judgement:
+def judge(text: str, row: Mapping[str, Any], options: BrickOptions) -> Judgement:
     """Judge any text as an answer to a row.
 
     A row without `voxels` (a caption written by the user) has no target: only physics is scored, `shape` is 0, and the
     answer is never a success. With --shape_weight 0, physics is scored in the same way where there is a target.
     """
-    with_published = options.published_stability
-    reading = parse(text, row["world"], options.max_offset_distance, kit)
+    reading = parse(text, row["world"], options.max_offset_distance, options.kit)
     structure = reading.structure
     problems = reading.problems + structure.problems(options.max_bricks)
     valid = not problems
     iou = None if row.get("voxels") is None else overlap(structure, decode_voxels(row["voxels"], row["world"]))
     target_iou = None if options.shape_weight == 0 else iou
     factor = 1.0 if target_iou is None else target_iou  # on the physics components
-    analysis = published = None
-    reasons = problems
-    steadiness = 0.0
+    published = published_facts(None) if options.published_stability else {}
+    analysis, reasons, steadiness = None, problems, 0.0
     if valid:
         resting = loads_on(structure, row.get("loads") or ())
         if isinstance(resting, str):
             analysis = Analysis(stable=False, load_factor=None, reasons=(resting,))
         else:
-            analysis = analyse(structure, backend=solving, loads=resting)
-            try:
-                published = analyse(structure, "published", solving, loads=resting) if with_published else None
-            except SolverError:  # the answer has a score, only without these facts
-                with_published = False
+            analysis = analyse(structure, backend=options.solving, loads=resting)
+            if options.published_stability:
+                published = {}  # without a solution, the answer has a score, only without these facts
+                with suppress(SolverError):
+                    published = published_facts(analyse(structure, "published", options.solving, loads=resting))
         if analysis.stable:
             # Without a solver the load factor is unknown, and "stable" means only connected to the ground.
             steadiness = 1.0 - (analysis.load_factor or 0.0)
@@ -85,8 +82,7 @@ def judge(text: str, row: Mapping[str, Any], options: BrickOptions, solving: Sol
     if analysis is not None and analysis.load_factor is not None:
         components["load_factor"] = analysis.load_factor
     success = valid and analysis is not None and analysis.stable and iou is not None and iou >= options.success_iou
-    return Judgement(structure, components, valid, success, "; ".join(reasons[:3]), analysis, iou,
-                     published_facts(published) if with_published else {})  # fmt: skip
+    return Judgement(structure, components, valid, success, "; ".join(reasons[:3]), analysis, iou, published)
 
 
 def overlap(structure: Structure, target: np.ndarray) -> float:

@@ -15,15 +15,12 @@ from .data.catalogue import LEVELS
 from .data.designs import NoDesignError, decode_voxels, encode_voxels, loads_on
 from .data.rows import ALL, make_row, make_rows
 from .editor import EDITORS, BrickEditor
-from .kit import KIT, Kit
-from .library import read_library
 from .options import LARGEST_WORLD, BrickOptions
-from .physics.solvers import Solving
 from .physics.stability import SolverError
 from .prompts import prompt
 from .relabel import row_like
-from .reward import Judgement, facts, judge, published_facts, verdict
-from .structure import READ_LIMIT, WORLD, Reading, parse
+from .reward import facts, judge, published_facts, verdict
+from .structure import READ_LIMIT, SIZES, WORLD, Reading, parse
 
 if TYPE_CHECKING:
     from ...constraints.base import Constraint
@@ -64,7 +61,7 @@ class BrickTask(Task):
     }
     facts: Sequence[str] = ("stable", "iou")
     watched = ("load_factor",)
-    fixed_options = ("brick_library", "gravity", "stud_strength", "text_form")
+    fixed_options = ("gravity", "stud_strength", "text_form")
     editors = EDITORS
     redundant_editors = [name for name in EDITORS if name.startswith("rejection")]
     tools: ClassVar[Mapping[str, Any]] = {"metrics": "trl_grpo_tasks.tasks.brick.metrics:main"}
@@ -77,9 +74,6 @@ class BrickTask(Task):
         self.weights = {**{name: getattr(given, f"{name}_weight") for name in names}, "load_factor": 0.0}
         if given.published_stability:
             self.facts = (*self.facts, *published_facts(None))
-        parts = KIT.parts if given.brick_library is None else read_library(given.brick_library)
-        self.kit = Kit(parts, given.gravity, given.stud_strength)
-        self.solving = Solving(given.stability_backend, given.solver_time_limit, given.solver_log)
         wanted = given.brick_levels or ALL
         self.levels = [hub.LEVEL] if given.brick_data else [level for level in ALL if level in wanted]
         if given.world_dim is not None:
@@ -87,12 +81,6 @@ class BrickTask(Task):
             self.levels = [level for level in self.levels if _world_size(level) <= given.world_dim]
             if not self.levels:
                 raise ValueError(f"--world_dim {given.world_dim} is too small for these levels: {needed}")
-        world, shortest = given.world_dim or min(map(_world_size, self.levels)), min(part.long for part in parts)
-        if shortest > world:
-            raise ValueError(
-                f"no brick of --brick_library fits into a world of {world}: its smallest is {shortest} cells long; "
-                "add a smaller one"
-            )
 
     @classmethod
     def user_options(cls, options: Mapping[str, Any]) -> list[str]:
@@ -101,10 +89,10 @@ class BrickTask(Task):
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
         given = self.options
         if given.brick_data:
-            rows = hub.from_hub(given.brick_data, split, size, seed, self.kit, given.max_bricks)
+            rows = hub.from_hub(given.brick_data, split, size, seed, given.max_bricks)
         else:
             one_world = given.world_dim is not None
-            rows = make_rows(split, size, seed, levels=self.levels, kit=self.kit, one_world=one_world)
+            rows = make_rows(split, size, seed, levels=self.levels, kit=given.kit, one_world=one_world)
         return [self._asked(row, given.world_dim) for row in rows]
 
     def _asked(self, row: Row, world: int | None) -> dict[str, Any]:
@@ -115,7 +103,7 @@ class BrickTask(Task):
             voxels = np.zeros((world,) * 3, dtype=bool)
             voxels[(slice(row["world"]),) * 3] = decode_voxels(row["voxels"], row["world"])
             row = {**row, "world": world, "voxels": encode_voxels(voxels)}
-        return {"prompt": prompt(row["caption"], row["world"], self.options, self.kit), **row}
+        return {"prompt": prompt(row["caption"], row["world"], self.options), **row}
 
     def row_of(self, text: str) -> dict[str, Any]:
         """Return a row for a caption written by the user, which may end in `, world 8`.
@@ -169,24 +157,21 @@ class BrickTask(Task):
             raise ValueError(f"a world of {world} is too small for the levels of this task: {needed}")
         for level, request, detail in requests_like(text, fitting):
             with suppress(NoDesignError):
-                return self._asked(make_row(level, request, detail, self.kit), world)
-        raise ValueError(f"nothing like {text!r} can be built with these bricks and this gravity; ask for less")
+                return self._asked(make_row(level, request, detail, self.options.kit), world)
+        raise ValueError(f"nothing like {text!r} can be built with this gravity and stud strength; ask for less")
 
     def unverifiable(self, row: Row) -> str:
         return "" if row.get("voxels") else "the caption has no target shape, so only the physics is scored"
 
     def editor(self, name: str, rows: Sequence[Row], tokenizer: Any) -> Editor:
-        return BrickEditor(rows, tokenizer, name, self.options, self.solving, self.kit)
+        return BrickEditor(rows, tokenizer, name, self.options)
 
     def score(self, row: Row, completion: str) -> Score | None:
         try:
-            judged = self.judge(row, completion)
+            judged = judge(completion, row, self.options)
         except SolverError:
             return None
         return self.make_score(judged.components, judged.valid, judged.success, judged.reason, facts(judged))
-
-    def judge(self, row: Row, completion: str) -> Judgement:
-        return judge(completion, row, self.options, self.solving, self.kit)
 
     def gold(self, row: Row) -> str:
         return self._in_text_form(row["gold"], row)
@@ -198,10 +183,10 @@ class BrickTask(Task):
         """Convert absolute text to the form set by --text_form."""
         if self.options.text_form == "absolute":
             return text
-        return parse(text, row["world"], kit=self.kit).structure.pivot_text(self.options.max_offset_distance)
+        return parse(text, row["world"]).structure.pivot_text(self.options.max_offset_distance)
 
     def _parse(self, row: Row, completion: str) -> Reading:
-        return parse(completion, row["world"], self.options.max_offset_distance, self.kit)
+        return parse(completion, row["world"], self.options.max_offset_distance, self.options.kit)
 
     def canonical(self, row: Row, completion: str) -> str:
         reading = self._parse(row, completion)
@@ -237,7 +222,6 @@ class BrickTask(Task):
             attach=bool(given.attach),
             canonical=given.canonical,
             max_offset=given.max_offset_distance,
-            kit=self.kit,
         )
         return OneSpelling(tokenizer, constraint)
 
@@ -251,7 +235,7 @@ class BrickTask(Task):
         largest = self.options.world_dim or WORLD
         opening = " (" if self.options.text_form == "absolute" else " @"
         words = [text for word in CAPTION_WORDS for text in (word, f" {word}")]
-        pieces = [f"{h}x{w}{opening}" for h, w in self.kit.sizes]
+        pieces = [f"{h}x{w}{opening}" for h, w in SIZES]
         pieces += [f"{n}{end}" for n in range(largest) for end in (",", ")\n")]
         if self.options.text_form == "pivot":
             reach = self.options.max_offset_distance
@@ -265,7 +249,7 @@ class BrickTask(Task):
         """Draw the structure with its weights, failing bricks in red, and the verdict below it."""
         from .drawing import render
 
-        judged, loads = self.judge(row, completion), row.get("loads") or ()
+        judged, loads = judge(completion, row, self.options), row.get("loads") or ()
         resting = loads_on(judged.structure, loads)
         image = render.picture(
             judged.structure,
@@ -280,10 +264,7 @@ class BrickTask(Task):
         from .ldraw import to_ldr
 
         structure = self._parse(row, completion).structure
-        return {
-            **super().exports(row, completion),
-            "sample.ldr": to_ldr(structure, row["caption"]),
-        }
+        return {**super().exports(row, completion), "sample.ldr": to_ldr(structure, row["caption"])}
 
 
 def _is_load(load: Any) -> bool:

@@ -6,7 +6,7 @@ import base64
 import functools
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,20 +55,20 @@ def design(request: Request, world: int, kit: Kit = KIT) -> Design:
         places = category.weight_x(params), shape.shape[0] - 1
         y = (shape.shape[1] - 1) // 2
         loads = [{"grams": grams, "at": [x, y]} for grams, x in zip(request.grams, places, strict=False)]
-        factor_of = functools.partial(load_factor, loads=loads)
-        gold, factor = lay(voxels, factor_of, LIMIT, attempts=2 if category.support else 20, kit=kit)
+        factor_of = functools.partial(load_factor, loads=loads, kit=kit)
+        gold, factor = lay(voxels, factor_of, LIMIT, attempts=2 if category.support else 20)
         if gold is not None and factor < LIMIT:
-            return Design(voxels, gold, loads, support, *_bad(voxels, gold, loads, thin))
+            return Design(voxels, gold, loads, support, *_bad(voxels, gold, loads, thin, kit))
         thin = gold if factor >= 1 else None
     raise NoDesignError(f"no design can carry {request}; reduce its weight or its reach")
 
 
-def load_factor(structure: Structure, loads: Sequence[Mapping[str, Any]]) -> float:
+def load_factor(structure: Structure, loads: Sequence[Mapping[str, Any]], kit: Kit = KIT) -> float:
     """Return the load factor under weights; infinite if a brick floats or a weight has no brick below it."""
     carried = loads_on(structure, loads)
     if isinstance(carried, str):
         return float("inf")
-    analysis = analyse(structure, loads=carried)
+    analysis = analyse(replace(structure, kit=kit), loads=carried)
     if analysis.load_factor is None:
         if analysis.stable and loads:
             raise ImportError(
@@ -99,15 +99,15 @@ def loads_on(structure: Structure, loads: Sequence[Mapping[str, Any]]) -> list[L
 
 
 def _bad(
-    voxels: np.ndarray, gold: Structure, loads: Sequence[Mapping[str, Any]], thin: Structure | None
+    voxels: np.ndarray, gold: Structure, loads: Sequence[Mapping[str, Any]], thin: Structure | None, kit: Kit
 ) -> tuple[Structure, str]:
     """Return a failing answer and its label, preferably one that fails only because it ignores the weight."""
     if thin is not None:
         return thin, "thin support"
     if loads:
         for joint in (-3.0, -6.0):
-            careless = lay_once(voxels, joint=joint, kit=gold.kit)
-            if careless is not None and load_factor(careless, loads) > 1:
+            careless = lay_once(voxels, joint=joint)
+            if careless is not None and load_factor(careless, loads, kit) > 1:
                 return careless, "shallow joints"
     made = negatives(gold)
     label = sorted(made)[len(gold) % len(made)]
@@ -123,8 +123,8 @@ def negatives(gold: Structure) -> dict[str, Structure]:
     else:
         floating = [brick for brick in gold.bricks if brick.z > 0]
     return {
-        "floating": Structure(tuple(floating), gold.world, gold.kit),
-        "colliding": Structure((*gold.bricks, last), gold.world, gold.kit),
+        "floating": Structure(tuple(floating), gold.world),
+        "colliding": Structure((*gold.bricks, last), gold.world),
     }
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from ....files import check_local_path
-from ..kit import KIT, Kit
 from ..structure import READ_LIMIT, WORLD, parse
 from .designs import encode_voxels, negatives
 
@@ -35,12 +34,7 @@ CATEGORY_IDS = {
 
 
 def from_hub(
-    source: str = DATASET,
-    split: str = "train",
-    size: int | None = None,
-    seed: int = 0,
-    kit: Kit = KIT,
-    max_bricks: int = READ_LIMIT,
+    source: str = DATASET, split: str = "train", size: int | None = None, seed: int = 0, max_bricks: int = READ_LIMIT
 ) -> list[dict[str, Any]]:
     """Return `size` rows (None: all) of a split in random order, each with one of its structure's captions.
 
@@ -74,7 +68,7 @@ def from_hub(
         if len(rows) == size:
             break
         rng = random.Random(f"{seed}-{split}-{index}")
-        row = _row(entries[index], f"{source} {split}, row {index + 1}", rng, kit)
+        row = _row(entries[index], f"{source} {split}, row {index + 1}", rng)
         if row["gold"].count("\n") <= max_bricks:
             rows.setdefault((row["caption"], row["voxels"]), row)
     if order and not rows:
@@ -126,11 +120,11 @@ def _object(entry: Mapping[str, Any]) -> str:
     return str(entry.get("object_id") or entry.get("bricks"))
 
 
-def _row(entry: Mapping[str, Any], place: str, rng: random.Random, kit: Kit) -> dict[str, Any]:
+def _row(entry: Mapping[str, Any], place: str, rng: random.Random) -> dict[str, Any]:
     for column in ("captions", "bricks"):
         if not entry.get(column):
             raise ValueError(f"{place}: column {column!r} is missing or empty; columns are: {', '.join(entry)}")
-    reading = parse(entry["bricks"], WORLD, kit=kit)
+    reading = parse(entry["bricks"], WORLD)
     if problems := reading.problems or reading.structure.problems():
         raise ValueError(f"{place}: column 'bricks' is not a structure: {problems[0]}")
     gold = reading.structure.canonical()

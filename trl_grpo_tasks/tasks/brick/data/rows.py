@@ -36,13 +36,7 @@ Entry = tuple[str, Request, int]  # level, request, detail of the caption
 
 
 def make_rows(
-    split: str,
-    size: int | None,
-    seed: int,
-    *,
-    levels: Sequence[str] = ALL,
-    kit: Kit = KIT,
-    one_world: bool = False,
+    split: str, size: int | None, seed: int, *, levels: Sequence[str] = ALL, kit: Kit = KIT, one_world: bool = False
 ) -> list[dict[str, Any]]:
     """Generate `size` different rows of a split, alternating between levels (`size=None`: all rows).
 
@@ -84,9 +78,8 @@ def _rows_of(level: str, entries: Sequence[Entry], kit: Kit, ready: Mapping[Entr
             yield row
     if is_empty:
         raise ValueError(
-            f"nothing of level {level!r} can be built with these bricks at gravity {kit.gravity:g} and a stud "
-            f"strength of {kit.stud_strength_N:g} N; choose other --brick_levels, --brick_library, --gravity or "
-            "--stud_strength"
+            f"nothing of level {level!r} can be built at gravity {kit.gravity:g} and a stud strength of "
+            f"{kit.stud_strength_N:g} N; choose other --brick_levels, --gravity or --stud_strength"
         )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -27,11 +28,10 @@ FAILING_COLOUR = (232, 12, 20)
 BACKGROUND = (244, 246, 248)
 BRIGHTNESS = np.array([1.0, 0.8, 0.62, 1.0, 0.7, 1.06])  # background, faces by axis, walls and tops of cylinders
 OUTLINE = 0.45  # brightness of outlines, relative to what they enclose
-SUPERSAMPLE = 3
+SUPERSAMPLE = 3  # pictures are painted this many times larger and then shrunk
 INK, WARNING = (45, 50, 58), (176, 42, 30)
 NOTES_SHOWN = 3
 LONGEST_CAPTION = 1000  # characters; longer captions would not fit
-FINE = 4  # text and symbols are drawn this many times larger and then shrunk
 _ASCII = str.maketrans("–—×‘’“”", "--x''\"\"")
 
 
@@ -72,20 +72,22 @@ def picture(
     )
 
     line = max(11, min(size) // 36)  # height of a line of text, in pixels
-    rows = [(row, WARNING) for note in notes[:NOTES_SHOWN] for row in _wrapped(note, size[0] - 2 * line, line, 1)]
-    rows += [(row, INK) for row in _wrapped(caption or "", size[0] - 2 * line, line, 3)]
+    font, width = ImageFont.load_default(SUPERSAMPLE * line), SUPERSAMPLE * (size[0] - 2 * line)
+    rows = [(row, WARNING) for note in notes[:NOTES_SHOWN] for row in _wrapped(note, width, font, 1)]
+    rows += [(row, INK) for row in _wrapped(caption or "", width, font, 3)]
     camera = Camera(scene, size, 1.4 * line * len(rows))
     image = _painted(scene, camera, _colours(structure, drawn, failing))
+    draw = ImageDraw.Draw(image)
     for x, y, z, mass_kg in scene.weights:
-        above = camera.project(np.array([x + 0.5, y + 0.5, HEIGHT * (z + 1) + 1.05]))
-        _label(image, (float(above[0]), float(above[1]) - 1.1 * line), f"{1000 * mass_kg:g} g", line)
+        above = camera.project(np.array([x + 0.5, y + 0.5, HEIGHT * (z + 1) + 1.05])) - (0, 1.1 * line)
+        _label(draw, above, f"{1000 * mass_kg:g} g", line)
     if not drawn:
         middle = camera.project(np.array([*scene.plate.mean(0), 0]))
-        words = "no brick in view" if len(structure) else "no bricks"
-        _label(image, (float(middle[0]), float(middle[1])), words, int(1.5 * line))
+        _label(draw, middle, "no brick in view" if len(structure) else "no bricks", int(1.5 * line))
     for number, (row, ink) in enumerate(reversed(rows)):
-        _write(image, (size[0] / 2, size[1] - line * (1.4 * number + 0.9)), row, line, ink)
-    return image
+        at = SUPERSAMPLE * size[0] / 2, SUPERSAMPLE * (size[1] - line * (1.4 * number + 0.9))
+        draw.text(at, row, ink, font, "ms")
+    return image.reduce(SUPERSAMPLE)
 
 
 def png(image: Image.Image) -> bytes:
@@ -115,65 +117,40 @@ def _colours(structure: Structure, drawn: dict[int, Brick], failing: set[int]) -
 
 
 def _painted(scene: Scene, camera: Camera, colours: np.ndarray) -> Image.Image:
-    """Paint each side of a brick in one brightness, with outlines, and stripes on hatched faces."""
+    """Paint each side of a brick in one brightness, with outlines, and stripes on hatched faces; not yet shrunk."""
     shown = index_buffer(scene, camera, SUPERSAMPLE)
     cylinders = len(scene.base)
-    kind = np.concatenate([[0], 1 + scene.axis, np.repeat([4, 5], cylinders)])[shown]
-    owner = np.concatenate([[EMPTY], scene.face_owner, *[scene.cylinder_owner] * 2])[shown]
-    is_hatched = np.concatenate([[False], scene.is_hatched, np.zeros(2 * cylinders, dtype=bool)])[shown]
-    brightness = BRIGHTNESS[kind]
-    side = len(BRIGHTNESS) * owner + kind
+    kind = np.concatenate([[0], 1 + scene.axis, np.repeat([4, 5], cylinders)])
+    owner = np.concatenate([[EMPTY], scene.face_owner, *[scene.cylinder_owner] * 2])
+    is_hatched = np.concatenate([[False], scene.is_hatched, np.zeros(2 * cylinders, dtype=bool)])
+    side = (len(BRIGHTNESS) * owner + kind).astype(np.int32)[shown]
+    is_outline = np.zeros(shown.shape, dtype=bool)
     for ahead, behind in (np.s_[1:], np.s_[:-1]), (np.s_[:, 1:], np.s_[:, :-1]):
         is_edge = side[ahead] != side[behind]
-        for half in ahead, behind:  # a line of two points' width
-            brightness[half][is_edge & (kind[half] > 0)] = OUTLINE
+        is_outline[ahead] |= is_edge  # a line of two points' width
+        is_outline[behind] |= is_edge
     stripe = max(4, 8 * min(camera.size) // 100) * SUPERSAMPLE // 2
-    brightness[is_hatched & (np.add.outer(*map(np.arange, shown.shape)) % stripe < 0.4 * stripe)] *= 0.3
-    pixels = (colours[owner] * brightness[..., None]).clip(0, 255).astype(np.uint8)
-    return Image.fromarray(pixels).reduce(SUPERSAMPLE)
+    is_stripe = is_hatched[shown] & (np.add.outer(*map(np.arange, shown.shape)) % stripe < 0.4 * stripe)
+    # [stripe or not, outline or not, index]: the background has neither
+    brightness = np.stack([BRIGHTNESS[kind], np.where(kind > 0, OUTLINE, BRIGHTNESS[0])])
+    brightness = np.stack([brightness, 0.3 * brightness])
+    table = (colours[owner] * brightness[..., None]).clip(0, 255).astype(np.uint8).reshape(-1, 3)
+    return Image.fromarray(table[shown + len(kind) * (is_outline + np.int32(2) * is_stripe)])
 
 
-def _label(image: Image.Image, at: tuple[float, float], text: str, line: int) -> None:
-    """Draw light text in a dark rounded box centred at a point."""
-    half = ImageFont.load_default(FINE * line).getlength(text) / FINE / 2 + 0.5 * line
-
-    def pill(draw: ImageDraw.ImageDraw) -> None:
-        draw.rounded_rectangle((0, 0, 2 * half * FINE, 1.5 * line * FINE), 0.5 * line * FINE, 255)
-
-    _stamp(image, (at[0] - half, at[1] - 0.75 * line), (2 * half, 1.5 * line), WEIGHT_COLOUR, pill)
-    _write(image, (at[0], at[1] + 0.35 * line), text, line, (255, 255, 255))
+def _label(draw: ImageDraw.ImageDraw, at: np.ndarray, text: str, line: int) -> None:
+    """Write light text in a dark rounded box centred at a point of the picture."""
+    (x, y), line = SUPERSAMPLE * at, SUPERSAMPLE * line
+    font = ImageFont.load_default(line)
+    half = font.getlength(text) / 2 + 0.5 * line
+    draw.rounded_rectangle((x - half, y - 0.75 * line, x + half, y + 0.75 * line), 0.5 * line, WEIGHT_COLOUR)
+    draw.text((x, y + 0.35 * line), text, (255, 255, 255), font, "ms")
 
 
-def _write(image: Image.Image, at: tuple[float, float], text: str, line: int, ink: tuple[int, int, int]) -> None:
-    """Write text whose baseline is centred at a point."""
-    # Drawn large and then shrunk, because small letters would be spaced unevenly.
-    font = ImageFont.load_default(FINE * line)
-    half = font.getlength(text) / FINE / 2
-
-    def letters(draw: ImageDraw.ImageDraw) -> None:
-        draw.text((half * FINE, line * FINE), text, fill=255, font=font, anchor="ms")
-
-    _stamp(image, (at[0] - half, at[1] - line), (2 * half, 1.5 * line), ink, letters)
-
-
-def _stamp(
-    image: Image.Image,
-    corner: tuple[float, float],
-    size: tuple[float, float],
-    ink: tuple[int, int, int],
-    paint: Callable[[ImageDraw.ImageDraw], None],
-) -> None:
-    """Paint something in one colour with smooth edges; `paint` draws at FINE times the size."""
-    mask = Image.new("L", (int(size[0] + 2) * FINE, int(size[1] + 2) * FINE))
-    paint(ImageDraw.Draw(mask))
-    image.paste(ink, (round(corner[0]), round(corner[1])), mask.reduce(FINE))
-
-
-def _wrapped(text: str, width: float, line: int, most: int) -> list[str]:
+def _wrapped(text: str, width: float, font: Any, most: int) -> list[str]:
     """Wrap the text into at most `most` rows. Accents are removed: Pillow's default font has little beyond ASCII."""
     # The caption is cut first: normalising many accents and shortening long words take quadratic time.
     plain = unicodedata.normalize("NFKD", text[:LONGEST_CAPTION].translate(_ASCII)).encode("ascii", "ignore").decode()
-    font, width = ImageFont.load_default(FINE * line), width * FINE
     rows: list[str] = []
     for word in plain.split():
         if rows and font.getlength(f"{rows[-1]} {word}") <= width:

@@ -62,9 +62,6 @@ class Solving:
                 file.write(f"{now} process {os.getpid()}: {what}\n")  # one write, so that processes do not mix lines
 
 
-SOLVING = Solving()
-
-
 @dataclass(frozen=True)
 class LinearProgram:
     """Minimise `cost @ x` subject to `matrix @ x == rhs`; x[free:] >= 0, the first `free` variables are unbounded."""
@@ -106,7 +103,7 @@ def order_of(backend: str, rows: int) -> list[str]:
     return order if any(map(installed, order)) else []
 
 
-def solve(program: LinearProgram, solvers: Sequence[str], solving: Solving = SOLVING) -> Solution:
+def solve(program: LinearProgram, solvers: Sequence[str], solving: Solving) -> Solution:
     """Return the answer of the first solver that succeeds. Every program here is solvable, so failure is an error."""
     errors = []
     for solver in solvers:

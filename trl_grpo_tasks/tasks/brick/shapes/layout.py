@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ..kit import KIT, Kit, Size
-from ..structure import Brick, Structure
+from ..structure import SIZES, Brick, Structure
 
 Place = tuple[int, int, int, int]  # h, w, x, y of a brick in its layer
 # Penalty per cell of brick edge above a seam, in cells of brick area: a 2x4 that bridges a seam beats a 2x6 that
@@ -24,11 +23,7 @@ SEAM_PENALTY = 2.2
 
 
 def lay(
-    voxels: np.ndarray,
-    load_factor: Callable[[Structure], float],
-    limit: float = 0.9,
-    attempts: int = 20,
-    kit: Kit = KIT,
+    voxels: np.ndarray, load_factor: Callable[[Structure], float], limit: float = 0.9, attempts: int = 20
 ) -> tuple[Structure | None, float]:
     """Fill exactly the True cells of `voxels[x, y, z]` with bricks; return the structure and its load factor.
 
@@ -37,7 +32,7 @@ def lay(
     deterministic.
     """
     best: tuple[Structure | None, float] = (None, float("inf"))
-    for structure in layouts(voxels, attempts, kit):
+    for structure in layouts(voxels, attempts):
         factor = load_factor(structure)
         if factor < best[1] or best[0] is None:
             best = structure, factor
@@ -46,19 +41,19 @@ def lay(
     return best
 
 
-def layouts(voxels: np.ndarray, attempts: int, kit: Kit = KIT) -> Iterator[Structure]:
+def layouts(voxels: np.ndarray, attempts: int) -> Iterator[Structure]:
     """Generate distinct layouts of the same voxels, the most regular first."""
     seen = set()
     for attempt in range(attempts):
         rng = random.Random(attempt) if attempt > 1 else None
-        structure = lay_once(voxels, narrow=attempt == 1, rng=rng, kit=kit)
+        structure = lay_once(voxels, narrow=attempt == 1, rng=rng)
         if structure is not None and structure.bricks not in seen:
             seen.add(structure.bricks)
             yield structure
 
 
 def lay_once(
-    voxels: np.ndarray, narrow: bool = False, rng: random.Random | None = None, joint: float = 3.0, kit: Kit = KIT
+    voxels: np.ndarray, narrow: bool = False, rng: random.Random | None = None, joint: float = 3.0
 ) -> Structure | None:
     """Make one layout, or return None if it reaches a cell that no brick with a stud below it can cover.
 
@@ -70,30 +65,23 @@ def lay_once(
     for z in range(voxels.shape[2]):
         layer = voxels[:, :, z]
         cover = _cover if rng is not None else _cover_cached  # layers repeat within a shape and between shapes
-        placed = cover(world, layer.tobytes(), below.tobytes(), kit.sizes, z % 2, narrow, joint, rng)
+        placed = cover(world, layer.tobytes(), below.tobytes(), z % 2, narrow, joint, rng)
         if placed is None:
             return None
         bricks += [Brick(*place, z) for place in placed]
         below = np.zeros_like(below)
         for number, (h, w, x, y) in enumerate(placed, 1):
             below[x : x + h, y : y + w] = number
-    return Structure(tuple(bricks), world, kit).canonical() if bricks else None
+    return Structure(tuple(bricks), world).canonical() if bricks else None
 
 
 def _cover(
-    world: int,
-    layer: bytes,
-    below_layer: bytes,
-    sizes: tuple[Size, ...],
-    turn: int,
-    narrow: bool,
-    joint: float,
-    rng: random.Random | None,
+    world: int, layer: bytes, below_layer: bytes, turn: int, narrow: bool, joint: float, rng: random.Random | None
 ) -> list[Place] | None:
     """Cover a layer exactly with bricks that have a stud below; return their places, or None at a dead end."""
     cells = np.flatnonzero(np.frombuffer(layer, dtype=bool))
     below = np.frombuffer(below_layer, dtype=np.int16).reshape(world, world)
-    places, cover, area = _places(world, tuple(cells.tolist()), sizes)
+    places, cover, area = _places(world, tuple(cells.tolist()))
     owners = below.ravel()[cells]
     studs = cover @ (owners > 0).astype(np.float32)
     usable = studs > 0
@@ -155,12 +143,12 @@ _cover_cached = functools.lru_cache(maxsize=20_000)(_cover)
 
 
 @functools.lru_cache(maxsize=2_000)
-def _places(world: int, cells: tuple[int, ...], sizes: tuple[Size, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _places(world: int, cells: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return every place inside `cells`, its 0/1 coverage as [place, cell], and its area."""
     index = np.full(world * world, -1)
     index[list(cells)] = np.arange(len(cells))
     places, covers = [np.empty((0, 4), dtype=np.int64)], [np.empty((0, len(cells)), dtype=np.float32)]
-    for of_size, on_cells in _places_in(world, sizes):
+    for of_size, on_cells in _places_in(world):
         covered = index[on_cells]
         inside = covered.min(axis=1) >= 0
         cover = np.zeros((int(inside.sum()), len(cells)), dtype=np.float32)
@@ -172,10 +160,10 @@ def _places(world: int, cells: tuple[int, ...], sizes: tuple[Size, ...]) -> tupl
 
 
 @functools.cache
-def _places_in(world: int, sizes: tuple[Size, ...]) -> list[tuple[np.ndarray, np.ndarray]]:
+def _places_in(world: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return, for each brick size, its places in a layer and the cells they cover, as x * world + y."""
     found = []
-    for h, w in sizes:
+    for h, w in SIZES:
         corners = [(x, y) for x in range(world - h + 1) for y in range(world - w + 1)]
         footprint = np.add.outer(np.arange(h) * world, np.arange(w)).ravel()
         if corners:
