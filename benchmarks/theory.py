@@ -23,7 +23,6 @@ from trl_grpo_tasks.tasks.theory.data import extension
 from trl_grpo_tasks.tasks.theory.groups import U1, has_cubic, weights
 from trl_grpo_tasks.tasks.theory.language import parse, write
 from trl_grpo_tasks.tasks.theory.reward import judge
-from trl_grpo_tasks.tasks.theory.survey import random_walk
 from trl_grpo_tasks.tasks.theory.task import TheoryTask
 from trl_grpo_tasks.tasks.theory.theory import Theory
 from trl_grpo_tasks.tasks.theory.words import VOCABULARY
@@ -111,6 +110,17 @@ def _mask_times(prompt: str, rng: random.Random) -> tuple[float, float]:
             naive.append(time.thread_time() - began)
             assert {tokenizer.convert_ids_to_tokens(int(i)).strip() for i in allowed} == expected
     return 1e6 * spent / tokens, 1e6 * sum(naive) / len(naive)
+
+
+def random_walk(prompt: str, rng: random.Random) -> str:
+    """Return a completion in which every choice is uniformly random."""
+    written, options = "", after_prompt(prompt)
+    while True:
+        text, node = rng.choice(options)
+        written += text
+        if node is None:
+            return written
+        options = list(choices(node))
 
 
 def _accept_all(constraint: Any, tokenizer: Any, prompt: str, text: str) -> float:

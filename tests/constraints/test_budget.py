@@ -311,7 +311,7 @@ def test_conversations_end_in_time(most, grammar):
 
 PACKS = {  # the last number is about the shortest answer
     "brick": ("brick", {}, 6), "pivot": ("brick", {"text_form": "pivot"}, 7), "machine": ("machine", {}, 9),
-    "machine schema": ("machine", {"grammar": "schema"}, 9), "schema": ("prompts", {"generator": "schema"}, 125),
+    "schema": ("prompts", {"generator": "schema"}, 125),
     "thought": ("prompts", {"generator": "arithmetic", "think": True, "think_tokens": 50}, 12),
 }  # fmt: skip
 

@@ -23,8 +23,6 @@ PROMPTS = [
 def make_task(name, tmp_path):
     if name == "toy":
         return ToyTask()
-    if name == "machine schema":
-        return get_task("machine", {"grammar": "schema"})
     if name == "prompts":
         file = tmp_path / "prompts.json"
         file.write_text(json.dumps(PROMPTS * 4))
@@ -53,7 +51,7 @@ def check_logs(trainer, steps=2):
     return logs
 
 
-@pytest.mark.parametrize("name", ["brick", "theory", "machine", "machine schema", "prompts"])
+@pytest.mark.parametrize("name", ["brick", "theory", "machine", "prompts"])
 def test_every_task_trains_with_a_constraint(name, tmp_path):
     with use_runner(1):
         trainer = make_trainer(name, tmp_path)

@@ -10,6 +10,7 @@ from .growth import Growth
 from .tree import ROOT, Block, ConstructionTree
 
 LEVELS = {"small": (2, 10), "medium": (11, 16), "large": (17, 24)}  # minimum and maximum number of blocks
+MOST_ASKED = max(most for _, most in LEVELS.values())  # no request allows more blocks
 _BARS, _RIGID = ("15", "1", "63"), ("15", "1", "63", "35", "41")
 _KINDS = PROMPT_BLOCKS[1:]  # without the start block
 _FRONT, _BACK, _LEFT, _RIGHT, _UP = 0, 1, 2, 3, 4  # faces of the start block
@@ -122,8 +123,7 @@ class _Draft:
         if parent is None:
             return None
         ends = [(parent, face), (parent_b, face_b)] if BLOCKS[kind].two_ended else [(parent, face)]
-        places = self.growth.faces if BLOCKS[kind].two_ended else self.growth.places(kind)
-        if len(set(ends)) < len(ends) or not set(ends) <= set(places):
+        if len(set(ends)) < len(ends) or not set(ends) <= set(self.growth.places(kind)):
             return None
         self.growth = self.growth.grow(Block(kind, parent, face, parent_b, face_b))
         return len(self.blocks) - 1
@@ -134,7 +134,7 @@ class _Draft:
             if len(self.blocks) >= size:
                 break
             kind = rng.choice(_RIGID if rng.random() < 0.7 else _KINDS)
-            places = self.growth.faces if BLOCKS[kind].two_ended else self.growth.places(kind)
+            places = self.growth.places(kind)
             if kind != "36" and len(places) > 1:
                 ends = rng.sample(places, 2) if BLOCKS[kind].two_ended else [rng.choice(places)]
                 self.add(kind, *(number for end in ends for number in end))

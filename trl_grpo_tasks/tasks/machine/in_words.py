@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .data import LEAST_BLOCKS, level_of
-from .designs import LEVELS
+from .designs import LEVELS, MOST_ASKED
 from .prompts import EXPLAIN, question
 from .trials import Trial
 
@@ -69,7 +69,7 @@ def _size_of(text: str) -> int:
     if size := _SIZE.search(text):
         if int(size["count"]) < LEAST_BLOCKS:
             raise ValueError(f"{size['count']} blocks are too few; allow at least {LEAST_BLOCKS}")
-        return min(int(size["count"]), max(most for _, most in LEVELS.values()))
+        return min(int(size["count"]), MOST_ASKED)
     said = text.lower()
     named = (most for level, (_, most) in LEVELS.items() if re.search(rf"\b(?:{_LEVEL_WORDS[level]})\b", said))
     return next(named, next(iter(LEVELS.values()))[1])

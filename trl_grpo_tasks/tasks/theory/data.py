@@ -19,7 +19,7 @@ from .language import write
 from .reward import judge
 from .tensors import reps_of
 from .terms import with_all_terms
-from .theory import Fermion, Theory, conjugate_numbers
+from .theory import Fermion, Theory, conjugate_number
 from .words import CHARGES, MASSES, MAX_GENERATIONS, MAX_MULTIPLETS, hierarchical
 
 TEST_SHARE = 5  # one of this many prompts belongs to the test split
@@ -165,7 +165,8 @@ def _vectorlike(rng: random.Random, theory: Theory, count: int) -> Iterator[Ferm
         generations = rng.randint(1, MAX_GENERATIONS)
         numbers = (rng.choice(reps[0]), rng.choice(reps[1]), rng.choice(CHARGES))
         yield Fermion(f"new{n}", numbers, generations)
-        yield Fermion(f"mirror{n}", conjugate_numbers(theory, numbers), generations)
+        opposite = tuple(conjugate_number(group.group, q) for group, q in zip(theory.groups, numbers, strict=True))
+        yield Fermion(f"mirror{n}", opposite, generations)
 
 
 def _with_values(theory: Theory, rng: random.Random) -> Theory:
