@@ -10,6 +10,12 @@ def allowed_tokens(state, size):
     return np.flatnonzero(unpack(state.mask(), size)).tolist()
 
 
+def random_text(choices, options, rng):
+    """A random text of a choice tree, from these options on."""
+    text, node = rng.choice(options)
+    return text if node is None else text + random_text(choices, choices(node), rng)
+
+
 def random_tokens(constraint, row, rng, avoided=None, most=10**6):
     """At most `most` tokens of a random completion; the token `avoided` is only chosen where no other is allowed."""
     state, tokens = constraint.start(row), []

@@ -241,13 +241,13 @@ def test_machines_break_where_they_are_weak(monkeypatch):
 
 
 @pytest.mark.exhaustive
-def test_two_thousand_random_machines(tmp_path, monkeypatch):
+def test_two_hundred_random_machines(tmp_path, monkeypatch):
     """No exception, no hang, no file, and no memory left behind."""
     monkeypatch.chdir(tmp_path)
     rng = random.Random(7)
     trials = [Trial(t.name, t.words, t.score, t.goal, t.scene, seconds=0.25) for t in TRIALS.values()]
     memory, invalid, seen = [], 0, set()
-    for n in range(2_000):
+    for n in range(200):
         tree = random_machine(rng, rng.randint(3, 12))
         seen.add(tree.to_json())
         trial = trials[n % len(trials)]
@@ -257,10 +257,10 @@ def test_two_thousand_random_machines(tmp_path, monkeypatch):
         assert result.valid or "became unstable" in result.reason, result.reason
         score, _ = task_score(trial, result) if result.valid else (0.0, "")
         assert math.isfinite(score) and score >= 0
-        if n in (500, 1_999):
+        if n in (50, 199):
             memory.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     assert memory[1] - memory[0] < 20_000  # kB
-    assert invalid < 40 and len(seen) > 1_950 and os.listdir(tmp_path) == []
+    assert invalid < 4 and len(seen) > 195 and os.listdir(tmp_path) == []
 
 
 # ---- scores

@@ -33,7 +33,7 @@ def sketch_car(rng: random.Random, blocks: tuple[int, int]) -> ConstructionTree:
         for side in range(2):
             draft.add("2", bar, 1 + side * length + place)
     draft.fill(rng, rng.randint(*blocks))
-    return draft.tree()
+    return ConstructionTree(draft.blocks)
 
 
 def sketch_catapult(rng: random.Random, blocks: tuple[int, int]) -> ConstructionTree:
@@ -56,7 +56,7 @@ def sketch_catapult(rng: random.Random, blocks: tuple[int, int]) -> Construction
     if bowl:
         draft.add("36", bowl, 0)
     draft.fill(rng, rng.randint(*blocks))
-    return draft.tree()
+    return ConstructionTree(draft.blocks)
 
 
 def mutated(tree: ConstructionTree, rng: random.Random, max_blocks: int) -> ConstructionTree:
@@ -80,7 +80,7 @@ def mutated(tree: ConstructionTree, rng: random.Random, max_blocks: int) -> Cons
             numbers[old] = number
     if what == "add":
         draft.fill(rng, min(max_blocks, len(draft.blocks) + 1))
-    grown = draft.tree()
+    grown = ConstructionTree(draft.blocks)
     return grown if len(grown.blocks) > 1 else tree
 
 
@@ -112,9 +112,6 @@ class _Draft:
     @property
     def blocks(self) -> tuple[Block, ...]:
         return self.growth.blocks
-
-    def tree(self) -> ConstructionTree:
-        return ConstructionTree(self.blocks)
 
     def add(
         self, kind: str, parent: int | None, face: int, parent_b: int | None = None, face_b: int | None = None

@@ -100,20 +100,18 @@ class MachineTask(Task):
         super().__init__(options)
         self._chosen = load_trials(self.options.trials)
         self.trials = TRIALS | self._chosen  # built-in ones too, so that rows of other runs can be scored
+        self._kinds = ["0", *self.options.blocks]
+        self._message = manual(self._kinds, self.options.reasoning) if self.options.manual else ""
 
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
         """Return rows with a prompt, a level, a trial, the most blocks allowed, the demanded score, and a `gold`
         machine."""
-        options = self.options
-        trials, kinds = list(self._chosen.values()), ["0", *options.blocks]
-        message = manual(kinds, options.reasoning) if options.manual else ""
-        return data.rows(trials, split, size, seed, kinds, message, options.reasoning, unbroken=options.breakage)
+        how = self._kinds, self._message, self.options.reasoning, self.options.breakage
+        return data.rows(list(self._chosen.values()), split, size, seed, *how)
 
     def row_of(self, text: str) -> dict[str, Any]:
         """Return the row of a request in words, such as "a small catapult" or "a car of at most 16 blocks"."""
-        options = self.options
-        message = manual(["0", *options.blocks], options.reasoning) if options.manual else ""
-        return in_words.row_of(text, self._chosen, message, options.reasoning)
+        return in_words.row_of(text, self._chosen, self._message, self.options.reasoning)
 
     def row_from(self, given: Row) -> dict[str, Any]:
         """Return a row with a trial, which may limit the number and the kinds of blocks."""
@@ -198,13 +196,11 @@ class MachineTask(Task):
         tokens += [f'{n},"parent{end}":' for n in numbers for end in ("", "_a", "_b")]
         tokens += [f'{n},"bp_id{end}":' for n in numbers for end in ("", "_a", "_b")]
         tokens += [f"{face}}}" for face in range(13)]
-        texts = []
+        texts = [self._message]
         for trial in self.trials.values():
             texts += [question(trial, n, MOST_ASKED, trial.goal) for n in range(len(trial.requests))]
             sizes = range(data.LEAST_BLOCKS, MOST_ASKED + 1)
             texts += [question(trial, 0, n, goal) for n in sizes for goal in trial.goals]
-        if self.options.manual:
-            texts.append(manual(["0", *self.options.blocks]))
         # Words keep their commas: a comma token would also begin a block, and no token continues such a block.
         tokens += sorted({word for text in texts for word in re.findall(r" ?\S+|\s", text)})
         width, context = self.options.tiny_width, 2048 if self.options.manual else 512
