@@ -166,8 +166,10 @@ def test_more_rows_than_requests_have_further_gold_machines():
 def test_the_manual_names_every_block_it_offers():
     text = manual(["0", *PROMPT_BLOCKS])
     assert all(f"\n{kind}: {BLOCKS[kind].name}" in text for kind in PROMPT_BLOCKS)
-    (row,) = make(manual=True).dataset("train", 1, 0)
+    task = make(manual=True)
+    (row,) = task.dataset("train", 1, 0)
     assert [message["role"] for message in row["prompt"]] == ["system", "user"]
+    assert row["prompt"][0] == task.row_of("a car")["prompt"][0] == {"role": "system", "content": text}
 
 
 # ---- the generator

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.walks import random_text
-from trl_grpo_tasks.tasks.theory import anomalies, canonical, examples, render, sarah, words
+from trl_grpo_tasks.tasks.theory import anomalies, canonical, examples, render, words
 from trl_grpo_tasks.tasks.theory.constraint import after_prompt, choices
 from trl_grpo_tasks.tasks.theory.language import LanguageError, parse, relabelled, write
 from trl_grpo_tasks.tasks.theory.reward import judge
@@ -187,16 +187,7 @@ def test_values_do_not_make_a_new_theory():
     assert canonical.digest(parse(text)) == canonical.digest(parse(text.replace("m_1000GeV", "m_300GeV")))
 
 
-# ---- model files and tables
-
-
-def test_sarah_file_of_the_standard_model():
-    file = sarah.write_sarah(examples.named("standard_model"), "SM")
-    assert "Gauge[[2]] = {V2, SU[2], secondL, g2, True};" in file
-    assert "FermionFields[[1]] = {Q, 3, {Qx0x1x0, Qx0x2x0}, 3, 2, 1/6};" in file
-    assert "FermionFields[[2]] = {uc, 3, ucx0x0x0, -3, 1, -2/3};" in file
-    assert "LagHC = -(Y1 H.Q.uc + Y2 conj[H].Q.dc + Y3 conj[H].L.ec);" in file
-    assert "{Hx0x2x0, {vH, 1/Sqrt[2]}" in file
+# ---- tables
 
 
 def test_tables_and_pictures():
