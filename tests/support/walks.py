@@ -13,7 +13,10 @@ def allowed_tokens(state, size):
 def random_text(choices, options, rng):
     """A random text of a choice tree, from these options on."""
     text, node = rng.choice(options)
-    return text if node is None else text + random_text(choices, choices(node), rng)
+    while node is not None:
+        literal, node = rng.choice(choices(node))
+        text += literal
+    return text
 
 
 def random_tokens(constraint, row, rng, avoided=None, most=10**6):
