@@ -23,7 +23,7 @@ from trl_grpo_tasks.tasks.theory.spectrum import singular_values
 from trl_grpo_tasks.tasks.theory.states import states_of
 from trl_grpo_tasks.tasks.theory.tensors import colour_label, components, positive_roots, reps_of
 from trl_grpo_tasks.tasks.theory.theory import GaugeGroup, Scalar, Theory, Vev, is_real
-from trl_grpo_tasks.tasks.theory.words import hierarchical
+from trl_grpo_tasks.tasks.theory.words import yukawa_values
 
 REFERENCE = json.loads((DATA / "theory_masses.json").read_text())
 SM = {"c": "SU(3)", "L": "SU(2)", "Y": "U(1)"}
@@ -293,7 +293,7 @@ def test_grand_unified_relations():
     for name in ("so10", "e6"):
         assert np.allclose(masses[name][3, third], masses[name][1, 1])
     assert np.allclose(masses["e6"][3, third][3:], 0.5 * 10000 / np.sqrt(2)) and len(masses["e6"][3, third]) == 6
-    assert np.allclose(masses["so10"][3, two_thirds], hierarchical(246 / np.sqrt(2)))
+    assert np.allclose(masses["so10"][3, two_thirds], 246 / np.sqrt(2) * np.array(yukawa_values("h_1e0", 3)))
 
 
 FAMILY_CONTENT = {  # of one family of the Standard Model with a right-handed neutrino, by colour and electric charge
