@@ -3,6 +3,7 @@
 import math
 import os
 import random
+import re
 import resource
 import threading
 
@@ -15,11 +16,12 @@ from trl_grpo_tasks.tasks.machine import ConstructionTree, simulate
 from trl_grpo_tasks.tasks.machine import simulator as module
 from trl_grpo_tasks.tasks.machine.blocks import BLOCKS
 from trl_grpo_tasks.tasks.machine.designs import mirrored
-from trl_grpo_tasks.tasks.machine.scene import WHEEL_DAMPING, WHEEL_KV, WHEEL_SPEED, Scene, to_xml
+from trl_grpo_tasks.tasks.machine.scene import CLEARANCE, WHEEL_DAMPING, WHEEL_KV, WHEEL_SPEED, Scene, to_xml
 from trl_grpo_tasks.tasks.machine.tree import ROOT, Block
 from trl_grpo_tasks.tasks.machine.trials import TRIALS, Trial, get_trial, task_score
 
 G = 9.81
+RIGID = ("15", "1", "63", "35")
 
 
 def machine(*blocks):
@@ -134,6 +136,15 @@ def test_mirrored_and_reordered_machines_behave_the_same():
             for version in (tree, mirrored(tree), reordered(tree, rng), reordered(tree, rng))
         ]
         assert scores[0] > 10 and scores == pytest.approx([scores[0]] * 4, rel=0.02)
+
+
+def test_collision_boxes_are_merged_and_fill_the_rigid_blocks_and_nothing_else():
+    rng = random.Random(3)
+    for tree in (machine(Block("63", 0, 0), Block("63", 0, 1)), *(random_machine(rng, 8, RIGID) for _ in range(20))):
+        sizes = re.findall(r'class="hull" size="(\S+) (\S+) (\S+)"', to_xml(tree))
+        volume = sum(math.prod(2 * (float(half) + CLEARANCE) for half in size) for size in sizes)
+        assert volume == pytest.approx(sum(math.prod(block.type.size) for block in tree.blocks))
+        assert len(sizes) == 1 or len(tree.blocks) > 3, "blocks in a line are one box"
 
 
 def test_a_smaller_time_step_gives_the_same_result():
