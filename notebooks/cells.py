@@ -168,17 +168,13 @@ anomalies cancel and computes the masses of its particles.""",
         text="""
 ## Use the model
 
-Sample four continuations of a held-out beginning. Then compare the evaluations: how many theories succeed, how many of
-these are distinct, and which have a name.""",
+Sample four continuations of a held-out beginning.""",
         code="""
 from trl_grpo_tasks.commands.generate import generate
-from trl_grpo_tasks.tasks.theory.survey import summarise
 
 for sample in generate(task, str(OUTPUT), row, "generated", num_samples=4, max_completion_length=longest):
     print(f"{sample.completion}: {sample.reason or 'success'}")
-show(task, row, sample.completion)
-for evaluation in result.evaluations:
-    print(f"{evaluation.name}:", summarise(sample.score for sample in evaluation.samples if sample.score))""",
+show(task, row, sample.completion)""",
     ),
 }
 

@@ -109,8 +109,6 @@ _STARTS = {
     "standard_model": "the Standard Model, and how many multiplets there are in all; the model adds 1 to "
     "`--new_multiplets` fermion multiplets and all couplings",
     "one_given": "the same, with the first of the new multiplets given",
-    "extra_u1": "the Standard Model under one more U(1) (a mixture of B-L and hypercharge), which needs neutral "
-    "fermions to cancel its anomalies",
     "groups": "gauge groups, scalars with vevs and the number of multiplets; all fermions are to be found",
     "scratch": "the first few words only",
 }

@@ -232,16 +232,16 @@ def test_check_lists_what_it_checked(my_task, capsys):
 
 def test_tools_are_listed_and_run(capsys):
     code, out, _ = said(capsys, "tool")
-    assert code == 2 and "machine     show, survey, make-gold" in out and "prompts" not in out
+    assert code == 2 and "machine     show, make-gold" in out and "prompts" not in out
     assert "every TASK  score" in out
-    own = {"machine": ["show", "survey", "make-gold"], "brick": ["metrics"], "theory": ["survey"]}
-    for name, tools in (own | {"infill": ["prepare-judge"]}).items():
+    own = {"machine": ["show", "make-gold"], "brick": ["metrics"], "infill": ["prepare-judge"]}
+    for name, tools in own.items():
         code, out, _ = said(capsys, "tool", name)
         listed = {line.split()[0]: line.split(None, 1)[1] for line in out.splitlines()[2:]}
         assert code == 0 and list(listed) == [*tools, "score"]
         assert all(text.endswith(".") for text in listed.values())
     err = refused(capsys, "tool", "machine", "shw")
-    assert "has no tool 'shw' (did you mean 'show'?); its tools are: show, survey, make-gold, " in err
+    assert "has no tool 'shw' (did you mean 'show'?); its tools are: show, make-gold, " in err
     err = refused(capsys, "tool", "prompts", "show")
     assert "task 'prompts' has no tool 'show'; its tools are: score" in err
     err = refused(capsys, "tool", "infill", "prepare-judge", "--output_dir", "x", "--judge_step", "3")

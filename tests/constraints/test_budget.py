@@ -309,19 +309,19 @@ def test_conversations_end_in_time(most, grammar):
 
 # ---- the task packs
 
-PACKS = {
-    "brick": ("brick", {}), "pivot": ("brick", {"text_form": "pivot"}), "machine": ("machine", {}),
-    "machine schema": ("machine", {"grammar": "schema"}), "schema": ("prompts", {"generator": "schema"}),
-    "thought": ("prompts", {"generator": "arithmetic", "think": True, "think_tokens": 50}),
+PACKS = {  # the last number is about the shortest answer
+    "brick": ("brick", {}, 6), "pivot": ("brick", {"text_form": "pivot"}, 7), "machine": ("machine", {}, 9),
+    "schema": ("prompts", {"generator": "schema"}, 125),
+    "thought": ("prompts", {"generator": "arithmetic", "think": True, "think_tokens": 50}, 12),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("pack", PACKS)
 def test_packs_end_in_time_under_a_general_tokenizer(pack):
-    task, tokenizer, rng = get_task(*PACKS[pack]), byte_level(), random.Random(0)
-    rows, unlimited = task.dataset("train", 2, 0), task.constraint(tokenizer)
+    task, tokenizer, rng = get_task(*PACKS[pack][:2]), byte_level(), random.Random(0)
+    rows, unlimited = task.dataset("train", 3, 0), task.constraint(tokenizer)
     least = max(Budget(unlimited, 10**6).plan(unlimited.start(row)).least for row in rows)
-    for most in (least, least + 3):
+    for most in (least, least + 3, 2 * least):
         for row in rows:
             tokens = random_tokens(within(unlimited, most), row, rng, tokenizer.eos_token_id, most)
             assert tokens[-1] == tokenizer.eos_token_id
@@ -333,10 +333,13 @@ def test_a_limit_that_is_too_short_is_an_error_before_weights_are_loaded(tmp_pat
         ready_model("tiny", task, task.dataset("train", 2, 0), tmp_path, seed=0, constrain=True, most_tokens=4)
 
 
-def test_evaluation_of_a_random_model_is_never_cut_off(tmp_path):
-    task = get_task("brick")
+@pytest.mark.parametrize("pack", PACKS)
+def test_a_random_model_is_never_cut_off(pack, tmp_path):
+    name, options, most = PACKS[pack]
+    task = get_task(name, options)
     path = prepare_model("tiny", task, tmp_path, 0, "main")
     tokenizer, model = load_tokenizer(path), load_model(path, dtype="float32").eval()
+    rows = task.dataset("train", 4, 0) * 4
     torch.manual_seed(0)
-    done = CompletionSampler(model, tokenizer, 1.0, 6, task.constraint(tokenizer)).sample(task.dataset("train", 16, 0))
-    assert not any(each.cut_off for each in done) and max(each.tokens for each in done) <= 6
+    done = CompletionSampler(model, tokenizer, 1.0, most, task.constraint(tokenizer)).sample(rows)
+    assert not any(each.cut_off for each in done) and max(each.tokens for each in done) <= most

@@ -16,6 +16,7 @@ from tests.support.training import toy_trainer
 from trl_grpo_tasks.constraints.base import pack, pack_ids, replay, unpack
 from trl_grpo_tasks.constraints.filters import SamplingFilters, pack_on_device
 from trl_grpo_tasks.constraints.table import FREE, MaskTable, pad_mask_numbers
+from trl_grpo_tasks.training.groups import RolloutGroups
 
 FILTERS = st.builds(
     SamplingFilters,

@@ -1,5 +1,6 @@
 """A check that SARAH model files are complete, by a reader that shares no code with the writer."""
 
+import ast
 import itertools
 import math
 import re
@@ -19,133 +20,74 @@ DIMENSIONS = {2: {1, 2, 3}, 3: {1, 3, -3, 8}, 4: {1, 4, -4, 6, 15}, 5: {1, 5, -5
 
 # ---- SARAH: statements of a subset of Mathematica
 
-TOKEN = re.compile(
-    r'\s*(?:(\(\*.*?\*\))|("[^"]*")|([A-Za-z][\w`]*)|(\d+(?:\.\d+)?)|(\[\[|\]\]|->|::|[-+*/=;,.{}()\[\]]))', re.DOTALL
-)
+
+def statements(text):
+    """Both sides of each assignment in Python's syntax: {1/2, a b, c[d]} is [Fraction(1)/Fraction(2), a*b, c(d)], and
+    a product of fields a.b is an attribute."""
+    code = re.sub(r"\(\*.*?\*\)", "", text).replace("Off[General::spell]", "")
+    code = code.translate(str.maketrans("{}[]`", "[]()_")).replace("->", "==")
+    code = re.sub(r"(?<=[\w)]) (?=[A-Za-z])", "*", code)
+    code = re.sub(r"(?<![\w.])(\d+)(?![\w.])", r"Fraction(\1)", code)
+    *parts, rest = code.split(";")
+    assert not rest.strip(), rest
+    for part in parts:
+        yield [ast.parse(side.strip(), mode="eval").body for side in part.split(" = ", 1)]
 
 
-class Mathematica:
-    """A parser of assignments: nested lists, calls, parts, products (also by a space), dots, sums, rules."""
-
-    def __init__(self, text):
-        self.tokens, place = [], 0
-        text = text.rstrip()
-        while place < len(text):
-            match = TOKEN.match(text, place)
-            assert match, text[place : place + 40]
-            place = match.end()
-            if match[1] is None:
-                self.tokens.append(match[0].strip())
-        # Two closing brackets are one token after a part, two tokens after nested calls; no file nests calls.
-        self.at = 0
-
-    def peek(self):
-        return self.tokens[self.at] if self.at < len(self.tokens) else None
-
-    def take(self, expected=None):
-        token = self.peek()
-        assert token is not None and expected in (None, token), (token, expected)
-        self.at += 1
-        return token
-
-    def statements(self):
-        found = []
-        while self.peek() is not None:
-            left = self.sum()
-            if self.peek() == "=":
-                self.take()
-                found.append((left, self.sum()))
-                self.take(";")
-        return found
-
-    def sum(self):
-        parts = [self.product()]
-        while self.peek() in ("+", "-", "->"):
-            parts += [self.take(), self.product()]
-        return parts[0] if len(parts) == 1 else ("sum", *parts)
-
-    def product(self):
-        parts = [self.factor()]
-        while (token := self.peek()) and (token in ("/", "*", ".") or token in "({" or token[0].isalnum()):
-            if token in ("/", "*", "."):
-                parts.append(self.take())
-            parts.append(self.factor())
-        return parts[0] if len(parts) == 1 else ("product", *parts)
-
-    def factor(self):
-        token = self.take()
-        if token == "-":
-            return ("minus", self.factor())
-        if token == "(":
-            inner = self.sum()
-            self.take(")")
-            return inner
-        if token == "{":
-            return self.items("}")
-        assert token[0].isalnum() or token[0] == '"', token
-        value = token
-        while self.peek() in ("[", "[[", "::"):
-            kind = self.take()
-            value = (kind, value, self.take() if kind == "::" else self.items("]" if kind == "[" else "]]"))
-        return value
-
-    def items(self, end):
-        found = []
-        while self.peek() != end:
-            found.append(self.sum())
-            if self.peek() != end:
-                self.take(",")
-        self.take(end)
-        return found
+def names_in(node):
+    """The names in an expression, without those of functions."""
+    found = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+    return found - {"Fraction", "Sqrt", "conj"}
 
 
-def number(value):
-    if isinstance(value, tuple) and value[0] == "minus":
-        return -number(value[1])
-    if isinstance(value, tuple) and value[0] == "product":
-        top, slash, bottom = value[1:]
-        assert slash == "/"
-        return number(top) / number(bottom)
-    return Fraction(value)
+def value(node, values=None):
+    """What an expression is, for the values of its names: a number, or nested lists of numbers."""
+    known = {"Fraction": Fraction, "Sqrt": math.sqrt, "conj": np.conj, **(values or {})}
+    return eval(compile(ast.Expression(node), "model file", "eval"), known)
 
 
-def symbols(value):
-    if isinstance(value, str):
-        return {value}
-    return set().union(*map(symbols, value)) if value else set()
-
-
-def fields_of(term):
-    """The fields of `Y1 conj[H].Q.uc` with the sign of their charges, and the name of the coupling."""
-    parts = [part for part in term[1:] if part != "."]
-    if parts[:3] == ["1", "/", "2"]:
-        parts = parts[3:]
-    coupling, *members = parts
-    return coupling, [(part[2][0], -1) if isinstance(part, tuple) else (part, 1) for part in members]
+def terms_of(lagrangian):
+    """The couplings in a sum, such as `Y1 conj[H].Q.uc`, each with its fields and the signs of their charges."""
+    found, sums = [], [one for one in ast.walk(lagrangian) if isinstance(one, ast.BinOp)]
+    products = [one for one in sums if isinstance(one.right, ast.Attribute)]
+    for product in sorted(products, key=lambda one: one.end_col_offset):
+        field, members = product.right, []
+        while isinstance(field, ast.Attribute):
+            members.insert(0, (field.attr, 1))
+            field = field.value
+        (name,) = names_in(field)
+        coupling = product.left if isinstance(product.left, ast.Name) else product.left.right
+        found.append((coupling.id, [(name, -1 if isinstance(field, ast.Call) else 1), *members]))
+    return found
 
 
 def read_model(text):
     """The gauge groups (N, and whether they are expanded), the fields, and the other statements of a model file."""
     groups, fields, found, labels = [], {}, {}, []
-    for left, right in Mathematica(text).statements():
-        if not (isinstance(left, tuple) and left[0] == "[["):
-            found["VEVs" if "VEVs" in symbols(left) else str(left)] = right
-            continue
-        (place,) = left[2]
-        if left[1] == "Gauge":
-            boson, (_, family, (size,)), label, coupling, expanded = right
-            assert boson and coupling == f"g{place}" and expanded in ("True", "False") and (family, size) != ("U", "2")
+    for left, right in statements(text):
+        kind = ast.unparse(left.func) if isinstance(left, ast.Call) else ast.unparse(left)
+        if kind == "Gauge":
+            boson, group, label, coupling, expanded = map(ast.unparse, right.elts)
+            family, size = re.fullmatch(r"(\w+)\(Fraction\((\d+)\)\)", group).groups()
             groups.append((int(size), expanded == "True"))
             labels.append(label)
-            assert int(place) == len(groups)
-        else:
-            assert left[1] in ("FermionFields", "ScalarFields")
-            symbol, copies, components, *numbers = right
-            assert symbol not in fields and re.fullmatch(r"[A-Za-z][A-Za-z0-9]*", symbol)
-            own = [number(one) for one in numbers]
+            assert value(left.args[0]) == len(groups) and coupling == f"g{len(groups)}" and boson
+            assert expanded in ("True", "False") and (family, size) != ("U", "2")
+        elif kind in ("FermionFields", "ScalarFields"):
+            symbol, copies, components, *numbers = right.elts
+            assert symbol.id not in fields and re.fullmatch(r"[A-Za-z][A-Za-z0-9]*", symbol.id)
+            own = [value(one) for one in numbers]
             assert all(n == 1 or d in DIMENSIONS[n] for (n, _), d in zip(groups, own, strict=True)), own
-            fields[symbol] = (int(copies), own, components)
+            fields[symbol.id] = (int(value(copies)), own, components)
+        else:
+            found["VEVs" if kind == "DEFINITION(EWSB)" else kind] = right
     assert len({label[:3] for label in labels}) == len(labels)  # SARAH names indices by three letters
+    # Of each vev: its component, and the names of its value and of the states in this component.
+    found["VEVs"] = [
+        [ast.unparse(part.elts[0] if isinstance(part, ast.List) else part) for part in vev.elts]
+        for vev in found["VEVs"].elts
+    ]
+    found["RealScalars"] = [name.id for name in found["RealScalars"].elts]
     return groups, fields, found
 
 
@@ -154,7 +96,7 @@ def read_theory(text):
     sizes, fields, found = read_model(text)
     groups = tuple(GaugeGroup(str(n), "U(1)" if size == 1 else f"SU({size})") for n, (size, _) in enumerate(sizes))
     values = dict(re.findall(r"\(\* (\w+) = (.+?) \*\)", text))
-    places = {vev.removeprefix("v"): component.split("x") for component, (vev, _), *_ in found["VEVs"]}
+    places = {vev.removeprefix("v"): component.split("x") for component, vev, *_ in found["VEVs"]}
     fermions, scalars, terms = [], [], []
     for name, (copies, numbers, _) in fields.items():
         own = tuple(rep_of(group.group, number) for group, number in zip(groups, numbers, strict=True))
@@ -164,10 +106,8 @@ def read_theory(text):
         components = tuple(map(int, places[name][-len(groups) :])) if name in places else None
         vev = None if components is None else Vev(components, float(values[f"v{name}"]))
         scalars.append(Scalar(name, own, float(values[f"m{name}"]), vev))
-    inner = found["LagHC"][1]
-    for term in (inner[1::2] if inner[0] == "sum" else [inner]) if inner != "0" else ():
-        coupling, (*scalar, (first, _), (second, _)) = fields_of(term)
-        numbers = [float(value) for value in values[coupling].strip("{}").split(", ")]
+    for coupling, (*scalar, (first, _), (second, _)) in terms_of(found["LagHC"]):
+        numbers = [float(one) for one in values[coupling].strip("{}").split(", ")]
         if not scalar:  # a file has one mass for all generations
             numbers *= min(fields[first][0], fields[second][0])
         name, sign = scalar[0] if scalar else (None, 1)
@@ -183,38 +123,8 @@ def rep_of(group, number):
     return dimensions[int(number)]
 
 
-def names_in(components):
-    return {name for name in symbols(components) - {"Sqrt", "conj", "minus", "product", "sum"} if name[0].isalpha()}
-
-
-def value(expression, values):
-    """The number that a component's expression has, for the values of components."""
-    if isinstance(expression, str):
-        return values[expression] if expression in values else complex(Fraction(expression))
-    kind, *parts = expression
-    if kind == "minus":
-        return -value(parts[0], values)
-    if kind == "[":
-        argument = value(parts[1][0], values)
-        return {"Sqrt": np.sqrt, "conj": np.conj}[parts[0]](argument)
-    result = value(parts[0], values)
-    if kind == "sum":
-        for sign, part in zip(parts[1::2], parts[2::2], strict=True):
-            result += value(part, values) * (1 if sign == "+" else -1)
-        return result
-    divide = False
-    for part in parts[1:]:
-        if part == "/":
-            divide = True
-        else:
-            result, divide = (result / value(part, values) if divide else result * value(part, values)), False
-    return result
-
-
 def tensor_of(components, values):
-    if isinstance(components, list):
-        return np.array([tensor_of(one, values) for one in components])
-    return np.asarray(value(components, values), complex)
+    return np.array(value(components, values), complex)
 
 
 def indices_of(size, dimension):
@@ -254,7 +164,7 @@ def changed(tensor, groups, numbers, place, generator):
 def unbroken_dimension(groups, fields, vevs):
     """The dimension of the gauge group that the file's vevs leave unbroken."""
     tensors = []
-    for component, (vev, _), *_ in vevs:
+    for component, vev, *_ in vevs:
         _, numbers, components = fields[vev.removeprefix("v")]
         values = dict.fromkeys(names_in(components), 0) | {component: 1}
         tensors.append((numbers, tensor_of(components, values)))
@@ -276,7 +186,7 @@ def check_components(groups, fields, real):
         tensor = tensor_of(components, values)
         wide = [(n, int(d)) for (n, expanded), d in zip(groups, numbers, strict=True) if expanded and n > 1]
         count = np.prod([abs(d) for _, d in wide], initial=1)
-        is_real_field = "conj" in symbols(components) or bool(real & set(names)) or symbol in real
+        is_real_field = "conj(" in ast.unparse(components) or bool(real & set(names)) or symbol in real
         if is_real_field and symbol not in real:
             assert 2 * len(names) - len(real & set(names)) == count
             weights = [1 if name in real else 2 for name in names]
@@ -302,27 +212,18 @@ def check_sarah(theory, text):
     """Every name of a model file is declared once, and its vevs break what those of the theory do."""
     groups, fields, found = read_model(text)
     assert len(fields) == len(theory.fermions) + len(theory.scalars) and not set(fields) & set("CDEIKNO")
-    assert Counter(g.group for g in theory.groups) == Counter("U(1)" if n == 1 else f"SU({n})" for n, _ in groups)
     declared = [*fields, *(name for _, _, components in fields.values() for name in names_in(components))]
-    couplings = []
-    for key in ("LagHC", "LagNoHC"):
-        inner = found[key][1]
-        for term in (inner[1::2] if inner[0] == "sum" else [inner]) if inner != "0" else ():
-            coupling, members = fields_of(term)
-            assert {field for field, _ in members} <= set(fields)
-            couplings.append(coupling)
-            for place, (size, _) in enumerate(groups):
-                if size == 1:
-                    assert sum(sign * fields[field][1][place] for field, sign in members) == 0, term
+    terms = [term for key in ("LagHC", "LagNoHC") for term in terms_of(found[key])]
+    assert {field for _, members in terms for field, _ in members} <= set(fields)
     real = set(found["RealScalars"])
     assert real <= set(declared)
     check_components(groups, fields, real)
     vevs = found["VEVs"]
     assert len(vevs) == sum(scalar.vev is not None for scalar in theory.scalars)
-    for component, (vev, _), *_ in vevs:
+    for component, vev, *_ in vevs:
         assert component in names_in(fields[vev.removeprefix("v")][2])
-    parts = [part for _, *states in vevs for part, _ in states if part != "0"]
-    names = [*declared, *couplings, *parts]
+    parts = [name for _, *names in vevs for name in names if name != "Fraction(0)"]
+    names = [*declared, *(coupling for coupling, _ in terms), *parts]
     assert len(set(names)) == len(names)
     assert unbroken_dimension(groups, fields, vevs) == vacuum(theory).unbroken
 

@@ -10,6 +10,15 @@ def allowed_tokens(state, size):
     return np.flatnonzero(unpack(state.mask(), size)).tolist()
 
 
+def random_text(choices, options, rng):
+    """A random text of a choice tree, from these options on."""
+    text, node = rng.choice(options)
+    while node is not None:
+        literal, node = rng.choice(choices(node))
+        text += literal
+    return text
+
+
 def random_tokens(constraint, row, rng, avoided=None, most=10**6):
     """At most `most` tokens of a random completion; the token `avoided` is only chosen where no other is allowed."""
     state, tokens = constraint.start(row), []

@@ -42,7 +42,7 @@ RIGHT = (0, 0.5**0.5, 0, 0.5**0.5)  # a quarter turn about the vertical takes fo
 WHEEL = ("2", (0.5, 0, 0), RIGHT)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.integers(0, 2**32), st.integers(2, 16))
 def test_any_machine_comes_back_as_it_was(seed, size):
     tree = random_machine(random.Random(seed), size)
@@ -131,7 +131,7 @@ def test_what_cannot_be_read_is_named(text, message):
         from_bsg(text)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.data())
 def test_damaged_files_are_a_machine_or_an_error(data):
     text = to_bsg(catapult())

@@ -1,22 +1,20 @@
 """The machine constraint is compared with brute force: every block on every face."""
 
 import itertools
-import json
 import random
 
-import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.tokenizer_makes import MAKES
-from tests.support.walks import random_tokens
+from tests.support.walks import random_text, random_tokens
 from tests.tasks.machine.test_tree import car, catapult, random_machine
 from trl_grpo_tasks.constraints import Vocabulary
 from trl_grpo_tasks.tasks.machine import ConstructionTree
 from trl_grpo_tasks.tasks.machine import constraint as constraint_module
 from trl_grpo_tasks.tasks.machine.blocks import BLOCKS, PROMPT_BLOCKS
-from trl_grpo_tasks.tasks.machine.constraint import MachineTree, machine_constraint, machine_schema, schema_constraint
+from trl_grpo_tasks.tasks.machine.constraint import MachineTree, machine_constraint
 from trl_grpo_tasks.tasks.machine.tree import ROOT, Block
 
 KINDS = tuple(BLOCKS)
@@ -25,14 +23,6 @@ VOCABULARY = Vocabulary(
     [*SIGNS, None, b',{"id":"', b'","order_id":', b'1"', b'5,"', b"}]", b"12", b'0,"bp_id":2},{"id":"1'],
     eos=len(SIGNS),
 )
-
-
-def walk(choose, choices, node):
-    text = ""
-    while node is not None:
-        literal, node = choose(choices(node))
-        text += literal
-    return text
 
 
 def legal_blocks(blocks, kinds):
@@ -45,7 +35,7 @@ def legal_blocks(blocks, kinds):
                 yield block
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_choices_match_brute_force(seed):
     rng = random.Random(seed)
     machine = random_machine(rng, rng.randint(1, 7))
@@ -73,11 +63,11 @@ def test_choices_match_brute_force(seed):
     assert found == expected and found
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.randoms(use_true_random=False), st.integers(2, 18))
 def test_everything_generated_is_valid(rng, max_blocks):
     tree = MachineTree(KINDS, max_blocks)
-    text = walk(rng.choice, tree.choices, tree.root({}))
+    text = random_text(tree.choices, tree.choices(tree.root({})), rng)
     machine = ConstructionTree.parse(text)
     assert machine.validate() == [] and machine.to_json() == text and 2 <= len(machine.blocks) <= max_blocks
 
@@ -120,23 +110,8 @@ def test_evicted_growths_are_recomputed(monkeypatch):
     monkeypatch.setattr(constraint_module, "_GROWTHS_KEPT", 2)
     tree = MachineTree(KINDS, 12)
     for seed in range(5):
-        text = walk(random.Random(seed).choice, tree.choices, tree.root({}))
+        text = random_text(tree.choices, tree.choices(tree.root({})), random.Random(seed))
         assert ConstructionTree.parse(text).validate() == []
-
-
-def test_the_schema_accepts_machines_and_rejects_other_json():
-    constraint = schema_constraint(VOCABULARY, KINDS, 20)
-    schema = machine_schema(KINDS, 20)
-    rng = random.Random(6)
-    for tree in (car(), catapult(), *(random_machine(rng, 12) for _ in range(5))):
-        jsonschema.validate(json.loads(tree.to_json()), schema)
-        assert spells(constraint, {}, tree.to_json())
-        assert not spells(constraint, {"max_blocks": len(tree.blocks) - 1}, tree.to_json())
-    text = car().to_json()
-    for old, new in (('"order_id":1,', ""), ('"id":"63"', '"id":"64"'), ('"bp_id":0', '"bp_id":13'), ("[", "[[")):
-        assert old in text and not spells(constraint, {}, text.replace(old, new))
-    without_second_parent = ConstructionTree((ROOT, Block("9", 0, 1, 0, 2))).to_json().replace(',"parent_b":0', "")
-    assert not spells(constraint, {}, without_second_parent)
 
 
 @pytest.mark.parametrize(

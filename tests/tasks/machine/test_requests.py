@@ -63,12 +63,6 @@ def test_numbers_choose_the_goal_that_is_enough(text, goal):
     assert f"a score of {goal:g}" in row["interpretation"]
 
 
-def test_the_manual_is_part_of_the_prompt():
-    task = get_task("machine", {"manual": True})
-    (row,) = task.dataset("test", 1, 0)
-    assert task.row_of("a car")["prompt"][0] == row["prompt"][0]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

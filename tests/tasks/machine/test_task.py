@@ -1,4 +1,4 @@
-"""The machine task: its contract, gold machines, prompts, rewards, pictures, recipes, and learning."""
+"""The machine task: its contract, gold machines, prompts, rewards, pictures, and recipes."""
 
 import io
 import json
@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 from tests.commands.test_recipes import save_small
-from tests.support.exhaustive import exhaustive_but
 from tests.support.paths import RECIPES
 from tests.support.walks import random_tokens
 from tests.tasks.machine.test_constraint import SIGNS, VOCABULARY, spells
@@ -23,6 +22,7 @@ from trl_grpo_tasks import get_task
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.arguments import parse as parse_arguments
 from trl_grpo_tasks.commands.check import check_task
+from trl_grpo_tasks.models.ready import ready_model
 from trl_grpo_tasks.models.tiny import make_tokenizer
 from trl_grpo_tasks.tasks.machine import (
     ConstructionTree,
@@ -31,13 +31,12 @@ from trl_grpo_tasks.tasks.machine import (
     make_gold,
     show,
     simulate,
-    survey,
     to_xml,
 )
 from trl_grpo_tasks.tasks.machine import task as task_module
 from trl_grpo_tasks.tasks.machine.blocks import BLOCKS, PROMPT_BLOCKS
 from trl_grpo_tasks.tasks.machine.constraint import machine_constraint
-from trl_grpo_tasks.tasks.machine.data import GOLD_FILE, MARGIN, GoldMachine, gold_machines
+from trl_grpo_tasks.tasks.machine.data import MARGIN, GoldMachine, gold_machines
 from trl_grpo_tasks.tasks.machine.designs import LEVELS, mutated, sketch_car, sketch_catapult
 from trl_grpo_tasks.tasks.machine.painter import Camera, paint
 from trl_grpo_tasks.tasks.machine.prompts import manual
@@ -55,18 +54,16 @@ def make(**options):
     return get_task(MODULE, options)
 
 
-AUTHORS = {"trials": ["catapult", "rings"], "scoring": "authors", "grammar": "schema"}
-BREAKAGE = {"breakage": True, "manual": True, "trials": ["car"]}
-REASONING = {"reasoning": True, "manual": True, "trials": ["catapult"]}
-
-
 @pytest.mark.parametrize(
     "options",
-    exhaustive_but([AUTHORS, BREAKAGE, REASONING], [{"trials": list(TRIALS)}, AUTHORS, BREAKAGE, REASONING]),
-    ids=["all_trials", "authors", "breakage", "reasoning"],
+    [
+        {"trials": list(TRIALS), "breakage": True, "manual": True},
+        {"trials": ["rings", "catapult"], "scoring": "authors", "reasoning": True},
+    ],
+    ids=["breakage", "authors"],
 )
 def test_contract(options):
-    check_task(make(**options), size=3 if "manual" in options else 6)
+    check_task(make(**options), size=3)
 
 
 # ---- gold machines and rows
@@ -80,8 +77,11 @@ def test_every_gold_machine_has_its_score_and_can_be_generated():
         assert len({gold.blocks for gold in machines}) == len(machines)
         assert all(sum(least <= n <= most for n in blocks) >= 30 for least, most in LEVELS.values())
         assert all(gold.score >= MARGIN * trial.goal for gold in machines)
-        assert all(gold.tree.validate() == [] for gold in machines[:: 1 + len(machines) // 500])
-        for gold in machines[:: len(machines) // 14]:  # the others are similar
+        for gold in machines[:: 1 + len(machines) // 100]:
+            assert gold.tree.validate() == [] and gold.size == len(gold.tree.blocks)
+            assert gold.kinds == {block.kind for block in gold.tree.blocks}
+            assert GoldMachine.of(ConstructionTree.parse(gold.machine), gold.score, gold.holds) == gold
+        for gold in machines[:: len(machines) // 4]:  # the others are similar
             assert set(gold.machine) <= {sign.decode() for sign in SIGNS}
             assert spells(constraint, {"max_blocks": 24}, gold.machine)
             result = simulate(gold.machine, trial)
@@ -94,8 +94,6 @@ def test_there_are_ten_thousand_different_designs_of_cars_and_catapults():
     """No two have the same blocks at the same places, however they are written."""
     shapes = {name: {gold.tree.shape() for gold in gold_machines()[name]} for name in ("car", "catapult")}
     assert sum(map(len, shapes.values())) >= 10_000 and not shapes["car"] & shapes["catapult"]
-    stored = json.loads(GOLD_FILE.read_text())
-    assert all(len(stored[name]) >= 2500 for name in shapes), "without rods for wood"
 
 
 def test_rods_for_wood_change_only_the_colour():
@@ -118,14 +116,7 @@ def test_a_shape_does_not_depend_on_the_order_of_blocks():
     assert springs[0].shape() == springs[1].shape() != springs[2].shape()
 
 
-def test_gold_machines_fit_into_a_small_file():
-    assert GOLD_FILE.stat().st_size < 1_000_000
-    for gold in gold_machines()["catapult"][::10]:
-        assert GoldMachine.of(ConstructionTree.parse(gold.machine), gold.score, gold.holds) == gold
-        assert gold.size == len(gold.tree.blocks) and gold.kinds == {block.kind for block in gold.tree.blocks}
-
-
-@pytest.mark.parametrize("trials", [[trial] for trial in TRIALS] + [list(MachineOptions().trials)])
+@pytest.mark.parametrize("trials", [["rings"], ["car", "catapult"]])
 def test_splits_have_many_different_requests_and_share_none(trials):
     task = make(trials=trials)
     train, test = ([task.request(row) for row in task.dataset(split, None, 0)] for split in ("train", "test"))
@@ -176,8 +167,10 @@ def test_more_rows_than_requests_have_further_gold_machines():
 def test_the_manual_names_every_block_it_offers():
     text = manual(["0", *PROMPT_BLOCKS])
     assert all(f"\n{kind}: {BLOCKS[kind].name}" in text for kind in PROMPT_BLOCKS)
-    (row,) = make(manual=True).dataset("train", 1, 0)
+    task = make(manual=True)
+    (row,) = task.dataset("train", 1, 0)
     assert [message["role"] for message in row["prompt"]] == ["system", "user"]
+    assert row["prompt"][0] == task.row_of("a car")["prompt"][0] == {"role": "system", "content": text}
 
 
 # ---- the generator
@@ -255,16 +248,15 @@ def test_a_hand_computed_explanation():
     assert "Boulder 14 on container 13, " in text and "brace 15 from block 9 to 3" in text
 
 
-def test_reasoning_needs_a_pretrained_model_without_constraint(tmp_path, capsys):
+def test_reasoning_needs_a_pretrained_model_without_constraint(tmp_path):
     task = make(reasoning=True)
     assert task.constraint(None) is None and task.tiny() is None
     row = task.row_of("a small car")
     assert row["prompt"][-1]["content"].endswith("First say what the blocks do, then give the machine.")
     assert task.row_of(row["prompt"][-1]["content"]) == row
-    words = ["--task", "machine", "--reasoning", "true", "--use_cpu", "true", "--output_dir", str(tmp_path / "run")]
-    model = save_small("Qwen/Qwen2", tmp_path / "model")
-    assert run.main([*words, "--model_name_or_path", str(model)]) != 0
-    assert "task 'machine' has no constraint with these options; give --constrain false" in capsys.readouterr().err
+    model = str(save_small("Qwen/Qwen2", tmp_path / "model"))
+    with pytest.raises(ValueError, match="'machine' has no constraint with these options; give --constrain false"):
+        ready_model(model, task, [row], tmp_path, seed=0, constrain=True, most_tokens=4)
 
 
 @pytest.mark.parametrize("with_manual", [False, True])
@@ -320,7 +312,6 @@ def test_a_run_that_exceeds_its_time_limit_is_not_scored(monkeypatch):
         ({"trials": ["car", "car"]}, "there is already a trial 'car'"),
         ({"blocks": ["99"]}, "unknown --blocks '99'"),
         ({"scoring": "mine"}, "unknown --scoring 'mine'; choose from: paper, authors"),
-        ({"grammar": "none"}, "unknown --grammar 'none'; choose from: tree, schema"),
         ({"tiny_width": 100}, "--tiny_width 100 must be a multiple of 32"),
     ],
 )
@@ -370,7 +361,7 @@ def test_show_prints_scores_and_writes_files(tmp_path, capsys):
     assert "not valid: there is no JSON list" in capsys.readouterr().out
 
 
-def test_runs_are_surveyed_and_their_best_machine_shown(tmp_path, capsys):
+def test_the_best_machine_of_a_run_is_shown(tmp_path, capsys):
     task, row = make(trials=["car"]), {"prompt": "", "trial": "car", "max_blocks": 24}
     texts = {"cold start": [task.bad(row), "nothing"], "GRPO": [task.bad(row), car().to_json()]}
     found = [
@@ -382,20 +373,18 @@ def test_runs_are_surveyed_and_their_best_machine_shown(tmp_path, capsys):
         for name, some in texts.items()
     ]
     (tmp_path / "results.json").write_text(json.dumps({"evaluations": found}))
-    survey.main([str(tmp_path)])
-    _, before, after = capsys.readouterr().out.splitlines()
-    assert before.split()[-5:] == ["2", "0.500", "0.000", "0.00", "0.00"]
     best = simulate(car(), "car").distance
-    assert after.split()[-5:] == ["2", "1.000", "0.500", f"{best / 2:.2f}", f"{best:.2f}"]
     assert show.main([str(tmp_path)]) == 0 and f"score (paper): {best:.2f}" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         show.main([str(tmp_path), "--trial", "wall"])
     assert "has no machine for --trial wall" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="contains no results"):
-        survey.main([str(tmp_path / "elsewhere")])
+    (tmp_path / "results.json").unlink()
+    with pytest.raises(SystemExit):
+        show.main([str(tmp_path)])
+    assert "contains no results.json" in capsys.readouterr().err
 
 
-# ---- recipes and learning
+# ---- recipes
 
 
 def test_the_recipe_of_the_authors_has_their_settings():

@@ -105,7 +105,7 @@ def test_frames_are_rotations_and_every_face_is_on_its_box():
     assert len(PROMPT_BLOCKS) == 12 and set(PROMPT_BLOCKS) <= set(BLOCKS)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.integers(0, 10**6), st.integers(2, 14))
 def test_overlaps_against_a_grid_of_points(seed, size):
     """Boxes overlap exactly if some point of a fine grid is inside both."""
@@ -226,7 +226,7 @@ def test_texts_without_a_machine(text, words):
     assert any(word in problem for word in words.split("|")), problem
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.data())
 def test_damaged_text_is_a_machine_or_has_problems(data):
     text = data.draw(st.sampled_from([car().to_json(), catapult().to_json()]))
@@ -237,7 +237,7 @@ def test_damaged_text_is_a_machine_or_has_problems(data):
     assert all(isinstance(problem, str) and problem.isascii() for problem in problems)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

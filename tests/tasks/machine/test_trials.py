@@ -7,7 +7,6 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trl_grpo_tasks.commands.check import check_task
 from trl_grpo_tasks.tasks.machine import MachineOptions, MachineTask
 from trl_grpo_tasks.tasks.machine.data import GOLD_FILE, gold_machines
 from trl_grpo_tasks.tasks.machine.prompts import variants
@@ -23,8 +22,8 @@ def make(**options):
 HILL = {
     "words": "drive up a hill with ridges",
     "score": "forward",
-    "goal": 5,
-    "seconds": 3,
+    "goal": 0.5,
+    "seconds": 1,
     "slope": 8,
     "bumps": [[12, 0.1], [15, 0.2]],
     "requests": ["Climb the ridged hill.", "Drive up over the ridges.", "Go uphill."],
@@ -35,12 +34,11 @@ def test_a_file_of_trials(tmp_path, capsys):
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump({"hill": HILL}))
     (trial,) = read_trials(path).values()
-    assert trial.scene == Scene(bumps=((12.0, 0.1), (15.0, 0.2)), slope=8.0) and trial.seconds == 3
+    assert trial.scene == Scene(bumps=((12.0, 0.1), (15.0, 0.2)), slope=8.0) and trial.seconds == 1
     other = tmp_path / "mine.json"
     other.write_text(json.dumps({"hill": HILL}))
     assert read_trials(other) == read_trials(path)
     task = make(trials=["car", str(path)])
-    check_task(task, size=6)
     rows = task.dataset("train", None, 0)
     assert {row["trial"] for row in rows} == {"car", "hill"}
     hill = [row for row in rows if row["trial"] == "hill"]
@@ -130,7 +128,7 @@ contents = st.recursive(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(contents)
 def test_any_content_is_a_trial_or_a_clear_error(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("trials") / "any.json"

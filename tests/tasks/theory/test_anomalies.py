@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.support.paths import DATA
 from tests.support.theory_oracle import is_anomaly_free
+from tests.tasks.theory.test_language import random_walk
 from trl_grpo_tasks.tasks.theory import anomalies, groups, tensors
 from trl_grpo_tasks.tasks.theory.language import parse
 from trl_grpo_tasks.tasks.theory.reward import anomaly_reward
-from trl_grpo_tasks.tasks.theory.survey import random_walk
 from trl_grpo_tasks.tasks.theory.theory import Fermion, GaugeGroup, Theory
 
 REFERENCE = json.loads((DATA / "theory_anomalies.json").read_text())["cases"]
@@ -48,7 +48,7 @@ def conjugated(case, fermion):
     return other
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(case=CASES)
 def test_conjugating_a_theory_flips_every_odd_coefficient(case):
     before = anomalies(case)
@@ -58,7 +58,7 @@ def test_conjugating_a_theory_flips_every_odd_coefficient(case):
         assert after[name] == (value if name.startswith("witten") else -value)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(case=CASES, data=st.data())
 def test_a_vectorlike_pair_changes_nothing(case, data):
     before = anomalies(case)
@@ -71,7 +71,7 @@ def test_a_vectorlike_pair_changes_nothing(case, data):
     assert anomalies(case) == before
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(case=CASES, data=st.data())
 def test_rescaling_a_charge_scales_by_how_often_it_enters(case, data):
     abelian = [group["id"] for group in case["groups"] if group["group"] == "U(1)"]
@@ -101,7 +101,7 @@ def test_random_theories_of_large_groups_state_by_state(group):
     """Both computations agree on random theories, most of which are anomalous."""
     prompt = f"BOS GAUGE_GROUPS NUM_GAUGE num_2 GROUP group_1 {group} GROUP group_2 U_1"
     rng, agreed = random.Random(3), Counter()
-    for _ in range(40):
+    for _ in range(15):
         theory = parse(prompt + random_walk(prompt, rng))
         for fermions in (theory.fermions[:1], theory.fermions[:3]):
             free = is_anomaly_free(Theory(theory.groups, fermions))

@@ -114,7 +114,7 @@ def small_rep(draw, group):
     return tuple(rep)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(data=st.data(), group=SMALL)
 def test_products_keep_dimension_index_and_cubic_coefficient(data, group):
     first, second = data.draw(small_rep(group)), data.draw(small_rep(group))
@@ -126,7 +126,7 @@ def test_products_keep_dimension_index_and_cubic_coefficient(data, group):
         assert sum(getattr(rep, name) * count for rep, count in content) == expected
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(data=st.data(), group=SMALL)
 def test_weights_and_conjugation(data, group):
     rep = data.draw(small_rep(group))

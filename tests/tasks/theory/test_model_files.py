@@ -1,4 +1,4 @@
-"""Model files for SARAH, checked by a parser that shares no code with the writer.
+"""Model files for SARAH, checked by a reader that shares no code with the writer.
 
 SARAH is not available here (it needs Mathematica), so these are checks of structure.
 """
@@ -15,15 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.paths import DATA
-from tests.support.sarah_files import (
-    Mathematica,
-    anomalies_of,
-    check_sarah,
-    names_in,
-    read_model,
-    read_theory,
-    tensor_of,
-)
+from tests.support.sarah_files import anomalies_of, check_sarah, names_in, read_model, read_theory, tensor_of
 from tests.tasks.theory.test_language import IN_SARAH, theories_in_sarah
 from trl_grpo_tasks.tasks.theory import anomalies, examples
 from trl_grpo_tasks.tasks.theory.breaking import vacuum
@@ -70,6 +62,7 @@ WRITTEN = [
         for group in case["groups"]
     )
 ]  # fmt: skip
+assert len(WRITTEN) >= 25
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -79,11 +72,7 @@ def test_anomalies_that_a_sarah_file_has_by_itself_are_those_of_the_reference(na
     assert anomalies_of(write_sarah(theory)) == Counter(by_place(theory, case["expected"]))
 
 
-def test_enough_reference_cases_can_be_written():
-    assert len(WRITTEN) >= 25
-
-
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(text=theories_in_sarah)
 def test_sarah_files_of_random_theories_are_complete(text):
     theory = parse(text)
@@ -91,12 +80,6 @@ def test_sarah_files_of_random_theories_are_complete(text):
     check_sarah(theory, file)
     assert relabelled(read_theory(file)) == theory
     assert anomalies_of(file) == Counter(by_place(theory, anomalies(theory)))
-
-
-@pytest.mark.parametrize("name", ["so10", "e6"])
-def test_sarah_files_of_other_groups_are_refused(name):
-    with pytest.raises(ValueError, match=r"written for SU\(N\) and U\(1\), not for (SO\(10\)|E6)"):
-        write_sarah(examples.named(name))
 
 
 @st.composite
@@ -120,7 +103,7 @@ def broken_theories(draw):
     return Theory(groups, scalars=tuple(scalars))
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(theory=broken_theories())
 def test_sarah_files_of_theories_with_any_vevs_are_complete(theory):
     text = write_sarah(theory)
@@ -160,10 +143,3 @@ def test_real_scalars_of_a_sarah_file_are_real_tensors():
     for order in itertools.permutations(range(4)):
         dual[order[0], order[1]] += np.linalg.det(np.eye(4)[list(order)]) * pair[order[2], order[3]] / 2
     assert np.allclose(pair.conj(), dual)
-
-
-@pytest.mark.parametrize(("good", "bad"), [("};", "}"), ("{V1,", "V1,"), ("-(", "-"), ("[[1]]", "[[1]")])
-def test_the_parser_notices_mistakes(good, bad):
-    text = write_sarah(examples.named("standard_model"))
-    with pytest.raises(AssertionError):
-        Mathematica(text.replace(good, bad, 1)).statements()

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from tests.support.exhaustive import exhaustive_but
+from tests.tasks.theory.test_language import random_walk
 from tests.tasks.theory.test_task import make
 from trl_grpo_tasks.commands.check import GARBAGE
 from trl_grpo_tasks.tasks.theory import examples
@@ -15,7 +15,6 @@ from trl_grpo_tasks.tasks.theory.constraint import check_prompt
 from trl_grpo_tasks.tasks.theory.data import STARTS, cut, extension, is_test
 from trl_grpo_tasks.tasks.theory.language import parse
 from trl_grpo_tasks.tasks.theory.relabel import smaller_requests
-from trl_grpo_tasks.tasks.theory.survey import random_walk
 from trl_grpo_tasks.tasks.theory.terms import with_all_terms
 from trl_grpo_tasks.tasks.theory.theory import Fermion
 
@@ -31,12 +30,12 @@ def spoiled(seed, new, given):
     return theory, *cut(with_all_terms(replace(theory, fermions=tuple(fermions))), given)
 
 
-@pytest.mark.parametrize(("start", "given"), exhaustive_but([("groups", 0)], [("standard_model", 5), ("groups", 0)]))
+@pytest.mark.parametrize(("start", "given"), [("standard_model", 5), ("groups", 0)])
 def test_what_is_left_without_the_spoiling_field_answers_another_training_prompt(start, given):
     task = make(start=start)
-    train = {row["prompt"] for row in task.dataset("train", 1500, 0)}
+    train = {row["prompt"] for row in task.dataset("train", 200, 0)}
     found = known = 0
-    for seed in range(40):
+    for seed in range(16):
         theory, prompt, completion = spoiled(seed, 3, given)
         row = {"prompt": prompt, "level": "anomalies"}
         score = task.score(row, completion)
@@ -55,7 +54,7 @@ def test_what_is_left_without_the_spoiling_field_answers_another_training_prompt
         assert new["prompt"] == wanted or is_test(wanted)
         check_prompt(new["prompt"])
         found, known = found + 1, known + (new["prompt"] in train)
-    assert found >= 25
+    assert found >= 10
     assert start != "groups" or known == found, "the generator makes all of these prompts"
 
 

@@ -55,7 +55,7 @@ def exactly(matrix, excluded=None):
         return [0.0 if value < values[-1] * mpmath.mpf(10) ** -80 else float(value) for value in values]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(graded())
 def test_singular_values_have_small_relative_errors(matrix):
     found, expected = sorted(singular_values(matrix)), exactly(matrix)
@@ -71,7 +71,7 @@ def _is_rounding(matrix, value):
     return any(min(abs(math.log(one / value)) if one else 99 for one in values) > 1e-3 for values in changed)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(sizes, sizes), min_size=2, max_size=4))
 def test_restricted_singular_values_have_small_relative_errors(pairs):
     masses, vevs = (np.array(part) for part in zip(*pairs, strict=True))
@@ -89,7 +89,7 @@ def test_restricted_singular_values_of_several_rows_and_none():
     assert restricted_singular_values(np.zeros((2, 2)), np.array([[1.0, 1.0]])).tolist() == [0.0]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(yukawa=sizes, vev=sizes, heavy=sizes)
 @example(yukawa=1e-12, vev=246.0, heavy=1e16)
 def test_seesaw_1_over_thirty_orders(yukawa, vev, heavy):
@@ -103,7 +103,7 @@ def test_seesaw_1_over_thirty_orders(yukawa, vev, heavy):
     assert sector.masses == pytest.approx(exact, rel=1e-11)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(vevs=st.tuples(sizes, sizes), masses=st.tuples(sizes, sizes))
 @example(vevs=(246.0, 1e16), masses=(125.0, 1e16))
 def test_charged_scalar_of_two_doublets(vevs, masses):

@@ -1,4 +1,4 @@
-"""The theory task: its contract, robustness of the reward, levels, prompts from a file, recipes, training."""
+"""The theory task: its contract, robustness of the reward, levels, prompts from a file, requests."""
 
 import json
 import math
@@ -9,20 +9,21 @@ from collections import Counter
 from fractions import Fraction
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.support.exhaustive import exhaustive_but
-from tests.support.paths import RECIPES
+from tests.tasks.theory.test_language import SM, random_walk
 from trl_grpo_tasks.commands import train as run
 from trl_grpo_tasks.commands.check import GARBAGE, check_task
 from trl_grpo_tasks.registry import get_task
-from trl_grpo_tasks.tasks.theory import TheoryOptions, TheoryTask, examples, survey
+from trl_grpo_tasks.tasks.theory import TheoryOptions, TheoryTask, examples
+from trl_grpo_tasks.tasks.theory.constraint import check_prompt
 from trl_grpo_tasks.tasks.theory.data import STARTS, cut
 from trl_grpo_tasks.tasks.theory.language import parse, write
 from trl_grpo_tasks.tasks.theory.reward import GOALS, find_exotics, judge, log_reward, square_threshold_reward
+from trl_grpo_tasks.tasks.theory.task import EXAMPLE
 
 MODULE = "trl_grpo_tasks.tasks.theory"
-OWN_RECIPES = RECIPES / "theory"
-SM = write(examples.named("standard_model"))
 
 
 def make(**options):
@@ -37,21 +38,20 @@ def prompt_of(name, given):
 # ---- the contract
 
 
-@pytest.mark.parametrize("start", exhaustive_but(["mixed"], ["standard_model", "mixed"]))
-def test_contract(start):
-    task = get_task(MODULE, {"start": start, "goals": ["length", "exotics", "anomalies"]})
-    check_task(task)
+def test_contract():
+    task = get_task(MODULE, {"start": "mixed", "goals": ["length", "exotics", "anomalies"]})
+    check_task(task, size=5)
     assert pickle.loads(pickle.dumps(task)).dataset("test", 3, 0) == task.dataset("test", 3, 0)
 
 
 @pytest.mark.parametrize("start", STARTS)
 def test_rows(start):
     task = make(start=start)
-    train, test = task.dataset("train", 40, 1), task.dataset("test", 20, 1)
-    assert len(train) == 40 and len({row["prompt"] for row in test}) == len(test) > 0
+    train, test = task.dataset("train", 15, 1), task.dataset("test", 10, 1)
+    assert len(train) == 15 and len({row["prompt"] for row in test}) == len(test) > 0
     assert not {row["prompt"] for row in train} & {row["prompt"] for row in test}
     assert all(task.score(row, row["gold"]).success for row in train + test)
-    assert train != task.dataset("train", 40, 2)
+    assert train != task.dataset("train", 15, 2)
 
 
 # ---- rewards
@@ -178,7 +178,7 @@ def test_nothing_is_gained_by_repeating_the_prompt():
 def test_invalid_texts_never_score_better_than_theories():
     task, rng = make(), random.Random(5)
     row = task.dataset("train", 1, 0)[0]
-    totals = [task.score(row, survey.random_walk(row["prompt"], rng)).total for _ in range(150)]
+    totals = [task.score(row, random_walk(row["prompt"], rng)).total for _ in range(150)]
     assert min(totals) > -13 == task.score(row, "").total
     assert max(totals) <= 3 and len(set(totals)) > 50
 
@@ -280,28 +280,26 @@ def test_prompts_from_a_file(tmp_path):
         make(prompts_file=str(file))
 
 
-def test_the_paper_model_has_eight_and_a_half_million_parameters():
-    spec = make(tiny_width=400, tiny_heads=8).tiny()
-    per_layer = 4 * spec.hidden_size**2 + 3 * 3 * spec.hidden_size**2
-    total = spec.layers * per_layer + 2 * (len(spec.tokens) + 4) * spec.hidden_size
-    assert total == pytest.approx(8.5e6, rel=0.02)
+# ---- requests
 
 
-# ---- surveys and training
+def test_the_beginning_of_a_theory_is_a_request():
+    prompt, rest = prompt_of("su5", 1)
+    row = make().row_of(f" {prompt}\n")
+    assert row == {"prompt": prompt, "level": "anomalies"} and make().score(row, f" {rest}").success
+    assert make().row_of(EXAMPLE)["prompt"] == EXAMPLE and prompt_of("su5", 0)[0].startswith(EXAMPLE)
+    with pytest.raises(ValueError, match=r"'SU\(5\) x' is not the beginning of a theory; write one, such as 'BOS G"):
+        make().row_of("SU(5) x")
 
 
-def test_a_survey_counts_differing_successes(tmp_path, capsys):
-    task = make()
-    rows = task.dataset("train", 8, 0)
-    scores = [task.score(row, row["gold"]).as_dict() for row in rows] * 2 + [task.score(rows[0], "").as_dict()]
-    found = survey.summarise(scores)
-    assert found["theories"] == 17 and found["success"] == pytest.approx(16 / 17)
-    assert found["distinct"] == len({task.score(row, row["gold"]).info["theory"] for row in rows})
-    samples = [{"row": row, "score": task.score(row, row["gold"]).as_dict()} for row in rows]
-    results = {"evaluations": [{"name": "gold", "samples": samples}]}
-    (tmp_path / "results.json").write_text(json.dumps(results))
-    survey.main(["--results", str(tmp_path)])
-    assert "gold" in capsys.readouterr().out
+@given(st.lists(st.sampled_from([*EXAMPLE.split(), "num_2", "U_1", "SU(5)", "é"]), max_size=7).map(" ".join))
+def test_any_text_is_a_prompt_or_a_clear_error(text):
+    try:
+        row = make().row_of(text)
+    except ValueError as error:
+        assert str(error)
+    else:
+        check_prompt(row["prompt"])
 
 
 @pytest.mark.exhaustive

@@ -1,13 +1,11 @@
-"""Constraints for machines: JSON that matches the schema, or only machines that can be built (a choice tree)."""
+"""The constraint for machines, a choice tree: only those that can be built."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from ...constraints.choices import Choices, ChoiceTreeConstraint
-from ...constraints.grammar import Grammar, GrammarConstraint
 from ...task import Row
 from .blocks import BLOCKS
 from .growth import Growth
@@ -27,42 +25,6 @@ def machine_constraint(tokenizer: Any, kinds: Sequence[str], max_blocks: int) ->
     return ChoiceTreeConstraint(
         tokenizer, tree.root, tree.choices, look_ahead=False, longest_ending=tree.longest_block()
     )
-
-
-def schema_constraint(tokenizer: Any, kinds: Sequence[str], max_blocks: int) -> GrammarConstraint:
-    """Make a constraint to compact JSON with the right keys and value types; the machine may still be invalid.
-
-    A row's `blocks` and `max_blocks` override the arguments.
-    """
-
-    def grammar(row: Row) -> Grammar:
-        schema = machine_schema(row.get("blocks") or kinds, row.get("max_blocks") or max_blocks)
-        return Grammar.json_schema(schema, separators=(",", ":"))
-
-    grammar({}).parse()
-    return GrammarConstraint(tokenizer, grammar)
-
-
-def machine_schema(kinds: Sequence[str], max_blocks: int) -> dict[str, Any]:
-    """Return the JSON schema of a list of blocks: the start block, then 1 to `max_blocks - 1` others."""
-    two_ended = [kind for kind in kinds if BLOCKS[kind].two_ended]
-    one_ended = [kind for kind in kinds if not BLOCKS[kind].two_ended and kind != "0"]
-    number = {"type": "integer", "minimum": 0, "maximum": max_blocks - 1}
-    face = {"type": "integer", "minimum": 0, "maximum": max(len(block.faces) for block in BLOCKS.values()) - 1}
-
-    def entry(names: list[str], **ends: Any) -> dict[str, Any]:
-        properties = {"id": {"enum": names}, "order_id": number, **ends}
-        required = list(properties)
-        return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-
-    root = {"const": json.loads(block_json(0, ROOT))}
-    shapes = []
-    if one_ended:
-        shapes.append(entry(one_ended, parent=number, bp_id=face))
-    if two_ended:
-        shapes.append(entry(two_ended, parent_a=number, bp_id_a=face, parent_b=number, bp_id_b=face))
-    items = {"prefixItems": [root], "items": {"anyOf": shapes}}
-    return {"type": "array", **items, "minItems": 2, "maxItems": max_blocks}
 
 
 class MachineTree:
@@ -115,7 +77,7 @@ class MachineTree:
             return literals
         kind, *ends = chosen
         two_ended = BLOCKS[kind].two_ended
-        places = growth.faces if two_ended else growth.places(kind)
+        places = growth.places(kind)
         if len(ends) >= 2:
             places = [place for place in places if place != (ends[0], ends[1])]  # both ends on one face is invalid
         letter = ("_a" if len(ends) < 2 else "_b") if two_ended else ""

@@ -126,6 +126,21 @@ def level_of(max_blocks: int) -> str:
     return next(level for level, (_, most) in LEVELS.items() if max_blocks <= most)
 
 
+def request_row(
+    trial: Trial, variant: int, max_blocks: int, goal: float, message: str, reasoning: bool
+) -> dict[str, Any]:
+    """Return the row of a request, without gold. `message` is the system message, "" if there is none."""
+    system = [{"role": "system", "content": message}] if message else []
+    text = question(trial, variant, max_blocks, goal, reasoning)
+    return {
+        "prompt": [*system, {"role": "user", "content": text}],
+        "level": level_of(max_blocks),
+        "trial": trial.name,
+        "max_blocks": max_blocks,
+        "goal": goal,
+    }
+
+
 def rows(
     trials: Sequence[Trial],
     split: str,
@@ -141,12 +156,11 @@ def rows(
     There is one row per request. If `size` is larger than their number, training rows with the machines that no row
     has yet follow. A machine is in two rows only if there is no other for a request. Requests that no known machine
     satisfies are left out. `unbroken` excludes machines that are not known to hold when breakage is simulated. A trial
-    of the user without known machines has rows without gold. `message` is the system message, if there is one.
+    of the user without known machines has rows without gold.
     """
     if split not in ("train", "test"):
         raise ValueError(f"unknown split {split!r}; splits are: train, test")
     rng = random.Random(f"{seed}-{split}")
-    system = [{"role": "system", "content": message}] if message else []
     queues: list[list[tuple[_Demand, int]]] = []
     for trial in trials:
         golds = [gold for gold in known_machines(trial) if (gold.holds or not unbroken) and gold.kinds <= set(kinds)]
@@ -164,15 +178,8 @@ def rows(
     order = [request for turn in itertools.zip_longest(*queues) for request in turn if request is not None]
 
     def row(demand: _Demand, variant: int, gold: GoldMachine | None) -> dict[str, Any]:
-        text = question(demand.shared.trial, variant, demand.max_blocks, demand.goal, reasoning)
-        return {
-            "prompt": [*system, {"role": "user", "content": text}],
-            "level": level_of(demand.max_blocks),
-            "trial": demand.shared.trial.name,
-            "max_blocks": demand.max_blocks,
-            "goal": demand.goal,
-            **({"gold": gold.machine} if gold else {}),
-        }
+        asked = request_row(demand.shared.trial, variant, demand.max_blocks, demand.goal, message, reasoning)
+        return asked | ({"gold": gold.machine} if gold else {})
 
     def answered() -> Iterator[dict[str, Any]]:
         # Requests with few machines choose before those that can take others.

@@ -10,6 +10,7 @@ from .growth import Growth
 from .tree import ROOT, Block, ConstructionTree
 
 LEVELS = {"small": (2, 10), "medium": (11, 16), "large": (17, 24)}  # minimum and maximum number of blocks
+MOST_ASKED = max(most for _, most in LEVELS.values())  # no request allows more blocks
 _BARS, _RIGID = ("15", "1", "63"), ("15", "1", "63", "35", "41")
 _KINDS = PROMPT_BLOCKS[1:]  # without the start block
 _FRONT, _BACK, _LEFT, _RIGHT, _UP = 0, 1, 2, 3, 4  # faces of the start block
@@ -32,7 +33,7 @@ def sketch_car(rng: random.Random, blocks: tuple[int, int]) -> ConstructionTree:
         for side in range(2):
             draft.add("2", bar, 1 + side * length + place)
     draft.fill(rng, rng.randint(*blocks))
-    return draft.tree()
+    return ConstructionTree(draft.blocks)
 
 
 def sketch_catapult(rng: random.Random, blocks: tuple[int, int]) -> ConstructionTree:
@@ -55,7 +56,7 @@ def sketch_catapult(rng: random.Random, blocks: tuple[int, int]) -> Construction
     if bowl:
         draft.add("36", bowl, 0)
     draft.fill(rng, rng.randint(*blocks))
-    return draft.tree()
+    return ConstructionTree(draft.blocks)
 
 
 def mutated(tree: ConstructionTree, rng: random.Random, max_blocks: int) -> ConstructionTree:
@@ -79,7 +80,7 @@ def mutated(tree: ConstructionTree, rng: random.Random, max_blocks: int) -> Cons
             numbers[old] = number
     if what == "add":
         draft.fill(rng, min(max_blocks, len(draft.blocks) + 1))
-    grown = draft.tree()
+    grown = ConstructionTree(draft.blocks)
     return grown if len(grown.blocks) > 1 else tree
 
 
@@ -112,9 +113,6 @@ class _Draft:
     def blocks(self) -> tuple[Block, ...]:
         return self.growth.blocks
 
-    def tree(self) -> ConstructionTree:
-        return ConstructionTree(self.blocks)
-
     def add(
         self, kind: str, parent: int | None, face: int, parent_b: int | None = None, face_b: int | None = None
     ) -> int | None:
@@ -122,8 +120,7 @@ class _Draft:
         if parent is None:
             return None
         ends = [(parent, face), (parent_b, face_b)] if BLOCKS[kind].two_ended else [(parent, face)]
-        places = self.growth.faces if BLOCKS[kind].two_ended else self.growth.places(kind)
-        if len(set(ends)) < len(ends) or not set(ends) <= set(places):
+        if len(set(ends)) < len(ends) or not set(ends) <= set(self.growth.places(kind)):
             return None
         self.growth = self.growth.grow(Block(kind, parent, face, parent_b, face_b))
         return len(self.blocks) - 1
@@ -134,7 +131,7 @@ class _Draft:
             if len(self.blocks) >= size:
                 break
             kind = rng.choice(_RIGID if rng.random() < 0.7 else _KINDS)
-            places = self.growth.faces if BLOCKS[kind].two_ended else self.growth.places(kind)
+            places = self.growth.places(kind)
             if kind != "36" and len(places) > 1:
                 ends = rng.sample(places, 2) if BLOCKS[kind].two_ended else [rng.choice(places)]
                 self.add(kind, *(number for end in ends for number in end))

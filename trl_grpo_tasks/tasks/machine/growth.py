@@ -53,7 +53,9 @@ class Growth:
         return grown
 
     def places(self, kind: str) -> list[tuple[int, int]]:
-        """Return the (parent, face) pairs on which a block with one parent fits."""
+        """Return the (parent, face) pairs on which a block fits; the ends of two-ended ones fit on all faces."""
+        if BLOCKS[kind].two_ended:
+            return self.faces
         size = BLOCKS[kind].size
         if size not in self._open:
             fits = self._fits(size)
@@ -61,8 +63,8 @@ class Growth:
         return self._open[size]
 
     def kinds(self, wanted: Iterable[str]) -> list[str]:
-        """Return those of the wanted kinds that fit somewhere; two-ended ones always do."""
-        return [kind for kind in wanted if kind != "0" and (BLOCKS[kind].two_ended or self.places(kind))]
+        """Return those of the wanted kinds that fit somewhere."""
+        return [kind for kind in wanted if kind != "0" and self.places(kind)]
 
     def _fits(self, size: tuple[float, float, float]) -> np.ndarray:
         half = _halves(size)[self._facings]

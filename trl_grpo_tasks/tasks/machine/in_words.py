@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .data import LEAST_BLOCKS, level_of
-from .designs import LEVELS
-from .prompts import EXPLAIN, question
+from .data import LEAST_BLOCKS, request_row
+from .designs import LEVELS, MOST_ASKED
+from .prompts import EXPLAIN
 from .trials import Trial
 
 # The first trial of this list with one of its words in the text is meant, so special words come before general ones.
@@ -32,7 +32,6 @@ _GOAL = re.compile(
 def row_of(text: str, trials: Mapping[str, Trial], message: str, reasoning: bool = False) -> dict[str, Any]:
     """Return the row of a request; ValueError if it names none of the task's `trials`.
 
-    `message` is the system message, "" if there is none; with `reasoning`, the model is asked for an explanation.
     The model gets a phrasing that it was trained on: that of the text if it is one of them, else the trial's first.
     """
     text = text.removesuffix(EXPLAIN)
@@ -45,16 +44,8 @@ def row_of(text: str, trials: Mapping[str, Trial], message: str, reasoning: bool
     goal = _goal_of(text, trial)
     plain = " ".join(_SIZE.sub("", _GOAL.sub("", text)).split()).rstrip(". ").lower()
     same = [n for n, request in enumerate(trial.requests) if request.rstrip(".").lower() == plain]
-    system = [{"role": "system", "content": message}] if message else []
-    asked = question(trial, same[0] if same else 0, most, goal, reasoning)
-    return {
-        "prompt": [*system, {"role": "user", "content": asked}],
-        "level": level_of(most),
-        "trial": name,
-        "max_blocks": most,
-        "goal": goal,
-        "interpretation": f"{name}: {trial.words}, at most {most} blocks; success needs a score of {goal:g}",
-    }
+    meant = f"{name}: {trial.words}, at most {most} blocks; success needs a score of {goal:g}"
+    return request_row(trial, same[0] if same else 0, most, goal, message, reasoning) | {"interpretation": meant}
 
 
 def _trial_of(text: str, trials: Mapping[str, Trial]) -> str | None:
@@ -69,7 +60,7 @@ def _size_of(text: str) -> int:
     if size := _SIZE.search(text):
         if int(size["count"]) < LEAST_BLOCKS:
             raise ValueError(f"{size['count']} blocks are too few; allow at least {LEAST_BLOCKS}")
-        return min(int(size["count"]), max(most for _, most in LEVELS.values()))
+        return min(int(size["count"]), MOST_ASKED)
     said = text.lower()
     named = (most for level, (_, most) in LEVELS.items() if re.search(rf"\b(?:{_LEVEL_WORDS[level]})\b", said))
     return next(named, next(iter(LEVELS.values()))[1])

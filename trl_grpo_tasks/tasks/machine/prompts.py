@@ -9,13 +9,7 @@ from .trials import Trial
 
 TEST_VARIANTS = 2  # the last phrasings of a trial are held out for testing
 EXPLAIN = " First say what the blocks do, then give the machine."  # the end of a request with --reasoning
-_DEMANDS = {
-    "distance": "get at least {:g} m away",
-    "forward": "get at least {:g} m ahead",
-    "throw": "score at least {:g}",
-    "over_wall": "score at least {:g}",
-    "rings": "score at least {:g}",
-}
+_DEMANDS = {"distance": "get at least {:g} m away", "forward": "get at least {:g} m ahead"}
 
 
 def variants(trial: Trial, split: str) -> range:
@@ -27,7 +21,7 @@ def variants(trial: Trial, split: str) -> range:
 
 def question(trial: Trial, variant: int, max_blocks: int, goal: float, reasoning: bool = False) -> str:
     """Return a request: a phrasing of the trial, and what is demanded of the machine and of the answer."""
-    demand = f"Use at most {max_blocks} blocks and {_DEMANDS[trial.score].format(goal)}."
+    demand = f"Use at most {max_blocks} blocks and {_DEMANDS.get(trial.score, 'score at least {:g}').format(goal)}."
     return f"{trial.requests[variant]} {demand}{EXPLAIN if reasoning else ''}"
 
 

@@ -11,6 +11,7 @@ python -m mujoco.viewer --mjcf=machine.xml
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +22,6 @@ from .data import gold_machines
 from .render import animation, picture
 from .scene import to_xml
 from .simulator import simulate
-from .survey import evaluations
 from .tree import ConstructionTree
 from .trials import SCORINGS, TRIALS, load_trials, task_score
 
@@ -48,8 +48,11 @@ def main(arguments: Sequence[str]) -> int:
             parser.error(f"there is no stored machine for --trial {trial.name}; name a file or a run")
         text = max(gold_machines()[trial.name], key=lambda gold: gold.score).machine
     elif Path(options.file).is_dir():
-        *_, samples = evaluations(Path(options.file)).values()
-        tried = [sample for sample in samples if sample["row"]["trial"] == options.trial]
+        results = Path(options.file) / "results.json"
+        if not results.is_file():
+            parser.error(f"{options.file} contains no results.json; name the folder of a run that was evaluated")
+        samples = json.loads(results.read_text(encoding="utf-8"))["evaluations"][-1]["samples"]
+        tried = [s for s in samples if s["score"] is not None and s["row"]["trial"] == options.trial]
         if not tried:
             parser.error(f"the last evaluation of {options.file} has no machine for --trial {options.trial}")
         text = max(tried, key=lambda sample: sample["score"]["total"])["completion"]

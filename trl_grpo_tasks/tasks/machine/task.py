@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...task import Row, Score, Task, TinySpec, check_choice, check_one_of, check_text, check_whole, option
 from . import data, in_words
 from .blocks import BLOCKS, PROMPT_BLOCKS
-from .designs import LEVELS
+from .designs import LEVELS, MOST_ASKED
 from .prompts import manual, question
 from .reading import MOST_BLOCKS
 from .reasoning import reasoned_answer
@@ -39,10 +39,6 @@ class MachineOptions:
         "the published code: (1 + rise) times distance, if it reaches 3 m and lands away from the start block.",
     )
     breakage: bool = option(False, "End the run when the load on a joint exceeds its strength. Takes twice the time.")
-    grammar: str = option(
-        "tree",
-        "With --constrain: 'tree' allows only machines that can be built, 'schema' any JSON of the right shape.",
-    )
     blocks: list[str] = option([*PROMPT_BLOCKS], f"Allowed block types. All types: {' '.join(BLOCKS)}.")
     manual: bool = option(False, "Add a system message that explains the format and the blocks.")
     reasoning: bool = option(
@@ -60,7 +56,6 @@ class MachineOptions:
         for kind in self.blocks:
             check_choice("blocks", kind, BLOCKS)
         check_choice("scoring", self.scoring, SCORINGS)
-        check_choice("grammar", self.grammar, ("tree", "schema"))
         if self.tiny_width % 32 or self.tiny_width < 32 or self.tiny_layers < 1:
             raise ValueError(
                 f"--tiny_width {self.tiny_width} must be a multiple of 32, --tiny_layers {self.tiny_layers} above 0"
@@ -98,7 +93,6 @@ class MachineTask(Task):
     Options: ClassVar[type] = MachineOptions
     tools: ClassVar[Mapping[str, Any]] = {
         "show": "trl_grpo_tasks.tasks.machine.show:main",
-        "survey": "trl_grpo_tasks.tasks.machine.survey:main",
         "make-gold": "trl_grpo_tasks.tasks.machine.make_gold:main",
     }
 
@@ -106,20 +100,18 @@ class MachineTask(Task):
         super().__init__(options)
         self._chosen = load_trials(self.options.trials)
         self.trials = TRIALS | self._chosen  # built-in ones too, so that rows of other runs can be scored
+        self._kinds = ["0", *self.options.blocks]
+        self._message = manual(self._kinds, self.options.reasoning) if self.options.manual else ""
 
     def dataset(self, split: str, size: int | None, seed: int) -> list[dict[str, Any]]:
         """Return rows with a prompt, a level, a trial, the most blocks allowed, the demanded score, and a `gold`
         machine."""
-        options = self.options
-        trials, kinds = list(self._chosen.values()), ["0", *options.blocks]
-        message = manual(kinds, options.reasoning) if options.manual else ""
-        return data.rows(trials, split, size, seed, kinds, message, options.reasoning, unbroken=options.breakage)
+        how = self._kinds, self._message, self.options.reasoning, self.options.breakage
+        return data.rows(list(self._chosen.values()), split, size, seed, *how)
 
     def row_of(self, text: str) -> dict[str, Any]:
         """Return the row of a request in words, such as "a small catapult" or "a car of at most 16 blocks"."""
-        options = self.options
-        message = manual(["0", *options.blocks], options.reasoning) if options.manual else ""
-        return in_words.row_of(text, self._chosen, message, options.reasoning)
+        return in_words.row_of(text, self._chosen, self._message, self.options.reasoning)
 
     def row_from(self, given: Row) -> dict[str, Any]:
         """Return a row with a trial, which may limit the number and the kinds of blocks."""
@@ -185,34 +177,30 @@ class MachineTask(Task):
         return super().canonical(row, completion) if problems else tree.to_json()
 
     def constraint(self, tokenizer: Any) -> Constraint | None:
-        """Return the constraint of --grammar; None with --reasoning, whose text no constraint leaves free."""
+        """Return the constraint to machines that can be built; None with --reasoning, whose text it does not allow."""
         if self.options.reasoning:
             return None
         from ...constraints import OneSpelling
-        from .constraint import machine_constraint, schema_constraint
+        from .constraint import machine_constraint
 
-        most = max(most for _, most in LEVELS.values())
-        make = schema_constraint if self.options.grammar == "schema" else machine_constraint
-        return OneSpelling(tokenizer, make(tokenizer, self.options.blocks, most))
+        return OneSpelling(tokenizer, machine_constraint(tokenizer, self.options.blocks, MOST_ASKED))
 
     def tiny(self) -> TinySpec | None:
         """Return a small Llama with four tokens per block (type, number, parent, face) and words for prompts; None
         with --reasoning, for which it has no words."""
         if self.options.reasoning:
             return None
-        most = max(most for _, most in LEVELS.values())
-        numbers = [str(n) for n in range(most)]
+        numbers = [str(n) for n in range(MOST_ASKED)]
         tokens = ["[" + block_json(0, ROOT), "]"]
         tokens += [f',{{"id":"{kind}","order_id":' for kind in BLOCKS if kind != "0"]
         tokens += [f'{n},"parent{end}":' for n in numbers for end in ("", "_a", "_b")]
         tokens += [f'{n},"bp_id{end}":' for n in numbers for end in ("", "_a", "_b")]
         tokens += [f"{face}}}" for face in range(13)]
-        texts = []
+        texts = [self._message]
         for trial in self.trials.values():
-            texts += [question(trial, n, most, trial.goal) for n in range(len(trial.requests))]
-            texts += [question(trial, 0, n, goal) for n in range(data.LEAST_BLOCKS, most + 1) for goal in trial.goals]
-        if self.options.manual:
-            texts.append(manual(["0", *self.options.blocks]))
+            texts += [question(trial, n, MOST_ASKED, trial.goal) for n in range(len(trial.requests))]
+            sizes = range(data.LEAST_BLOCKS, MOST_ASKED + 1)
+            texts += [question(trial, 0, n, goal) for n in sizes for goal in trial.goals]
         # Words keep their commas: a comma token would also begin a block, and no token continues such a block.
         tokens += sorted({word for text in texts for word in re.findall(r" ?\S+|\s", text)})
         width, context = self.options.tiny_width, 2048 if self.options.manual else 512

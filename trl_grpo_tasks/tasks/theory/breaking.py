@@ -31,10 +31,6 @@ class Vacuum:
     charge: Diagonal | None
     colour: tuple[int, tuple[Root, Root]] | None  # the factor that contains it, and its simple roots there
 
-    @property
-    def broken(self) -> int:
-        return self.dimension - self.unbroken
-
     def charge_of(self, weights: Sequence[Sequence[int | Fraction]]) -> Fraction:
         """Return the electric charge of a component with these weights (for a U(1): its charge)."""
         assert self.charge is not None

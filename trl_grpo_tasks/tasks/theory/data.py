@@ -14,13 +14,13 @@ from typing import Any
 
 from ...files import check_local_path
 from .constraint import check_prompt
-from .examples import NAMES, SM_FERMIONS, make, named
+from .examples import NAMES, named
 from .language import write
 from .reward import judge
 from .tensors import reps_of
 from .terms import with_all_terms
-from .theory import Fermion, Theory, conjugate_numbers
-from .words import CHARGES, MASSES, MAX_GENERATIONS, MAX_MULTIPLETS, hierarchical
+from .theory import Fermion, Theory, conjugate_number
+from .words import CHARGES, MASSES, MAX_GENERATIONS, MAX_MULTIPLETS
 
 TEST_SHARE = 5  # one of this many prompts belongs to the test split
 DEFAULT_ROWS = {"train": 512, "test": 64}
@@ -95,15 +95,6 @@ def _one_given(rng: random.Random, most_new: int) -> tuple[str, str]:
     return cut(theory, len(theory.fermions) - new + 1)
 
 
-def _extra_u1(rng: random.Random, most_new: int) -> tuple[str, str]:
-    """Give the Standard Model with an additional U(1), a mixture of B-L and Y, which needs neutral fermions."""
-    while True:
-        a = Fraction(rng.choice((-6, -3, -2, 2, 3, 6)), 6)
-        b = Fraction(rng.choice((-2, -1, 0, 1, 2)), rng.choice((1, 2)))
-        if theory := _u1_theory(a, b, rng):
-            return cut(theory, len(SM_FERMIONS))
-
-
 def _groups(rng: random.Random, most_new: int) -> tuple[str, str]:
     """Give groups, vevs and the number of multiplets; all fermions are missing."""
     theory = named(rng.choice(NAMES)) if rng.random() < 0.2 else extension(rng, most_new)[0]
@@ -121,7 +112,6 @@ def _scratch(rng: random.Random, most_new: int) -> tuple[str, str]:
 STARTS: dict[str, Callable[[random.Random, int], tuple[str, str]]] = {
     "standard_model": _standard_model,
     "one_given": _one_given,
-    "extra_u1": _extra_u1,
     "groups": _groups,
     "scratch": _scratch,
 }
@@ -165,7 +155,8 @@ def _vectorlike(rng: random.Random, theory: Theory, count: int) -> Iterator[Ferm
         generations = rng.randint(1, MAX_GENERATIONS)
         numbers = (rng.choice(reps[0]), rng.choice(reps[1]), rng.choice(CHARGES))
         yield Fermion(f"new{n}", numbers, generations)
-        yield Fermion(f"mirror{n}", conjugate_numbers(theory, numbers), generations)
+        opposite = tuple(conjugate_number(group.group, q) for group, q in zip(theory.groups, numbers, strict=True))
+        yield Fermion(f"mirror{n}", opposite, generations)
 
 
 def _with_values(theory: Theory, rng: random.Random) -> Theory:
@@ -187,31 +178,3 @@ def _with_values(theory: Theory, rng: random.Random) -> Theory:
 def _shuffled(theory: Theory, rng: random.Random) -> Theory:
     """Return the same theory with its fermions in random order."""
     return with_all_terms(replace(theory, fermions=tuple(rng.sample(theory.fermions, len(theory.fermions)))))
-
-
-def _u1_theory(a: Fraction, b: Fraction, rng: random.Random) -> Theory | None:
-    """Return the theory with X = a (B-L) + b Y and right-handed neutrinos, or None if some charge has no word."""
-    b_minus_l = {"Q": "1/3", "uc": "-1/3", "dc": "-1/3", "L": "-1", "ec": "1"}
-    fermions: dict[str, tuple] = {}
-    for name in rng.sample(list(SM_FERMIONS), len(SM_FERMIONS)):
-        words, generations = SM_FERMIONS[name]
-        fermions[name] = (f"{words} {a * Fraction(b_minus_l[name]) + b * Fraction(words.split()[-1])}", generations)
-    fermions["N"] = (f"singlet singlet 0 {a}", 3)
-    scalars = {
-        "H": (f"singlet fund 1/2 {b / 2}", 125, (0, 2, 0, 0), 246),
-        "S": (f"singlet singlet 0 {-2 * a}", 1000, (0, 0, 0, 0), rng.choice((1000, 3000, 10000))),
-    }
-    if not {Fraction(note[0].split()[-1]) for note in (*fermions.values(), *scalars.values())} <= set(CHARGES):
-        return None
-    theory = make({"c": "SU(3)", "L": "SU(2)", "Y": "U(1)", "X": "U(1)"}, scalars, fermions, {})
-    largest = {frozenset(("Q", "uc")): 1.0, frozenset(("Q", "dc")): 0.02, frozenset(("L", "ec")): 0.01}
-    terms = []
-    for term in theory.terms:
-        pair = frozenset((term.first, term.second))
-        if pair in largest:
-            term = replace(term, values=hierarchical(largest[pair]))
-        elif term.scalar is not None:
-            term = replace(term, values=(rng.choice(_SMALL),) * 3)
-        terms.append(term)
-    result = replace(theory, terms=tuple(terms))
-    return None if judge(result, 0, 1).problems else result

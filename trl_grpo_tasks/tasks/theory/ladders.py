@@ -39,9 +39,10 @@ def component_weights(group: str, rep: Dynkin) -> tuple[Dynkin, ...]:
     return (*moved, *[zero] * found.get(zero, 0))
 
 
-def positive_roots(group: str) -> list[Dynkin]:
+@lru_cache(_CACHE)
+def positive_roots(group: str) -> tuple[Dynkin, ...]:
     lie = algebra(group)
-    return [tuple((np.array(root) @ np.array(lie.simple_roots)).tolist()) for root in lie.positive_roots]
+    return tuple(tuple((np.array(root) @ np.array(lie.simple_roots)).tolist()) for root in lie.positive_roots)
 
 
 @lru_cache(_CACHE)
@@ -57,8 +58,7 @@ def ladder(group: str, rep: Dynkin, root: Dynkin) -> np.ndarray:
         moved = acting @ basis - basis @ acting
         matrix = basis.reshape(len(basis), -1) @ moved.reshape(len(basis), -1).T / norm
         return np.where(np.abs(matrix) < 1e-9, 0.0, matrix)  # exact zeros instead of rounding errors
-    positive = _positive(group)
-    if root not in positive:
+    if root not in positive_roots(group):
         return ladder(group, rep, tuple([-label for label in root])).T
     if root in simple:
         place = {weight: n for n, weight in enumerate(known)}
@@ -67,7 +67,7 @@ def ladder(group: str, rep: Dynkin, root: Dynkin) -> np.ndarray:
             if (above := plus(weight, root)) in place:
                 matrix[place[above], n] = 1  # all entries of a minuscule representation can be 1
         return matrix
-    step = next(one for one in simple if minus(root, one) in positive)
+    step = next(one for one in simple if minus(root, one) in positive_roots(group))
     first, second = ladder(group, rep, step), ladder(group, rep, minus(root, step))
     return first @ second - second @ first
 
@@ -95,8 +95,3 @@ def _adjoint_basis(group: str) -> tuple[np.ndarray, float]:
     lower = np.linalg.cholesky(labels.T @ labels / norm)
     diagonal = [np.diag(column) for column in np.linalg.solve(lower, labels.T)]
     return np.array([*moving, *diagonal]), norm
-
-
-@lru_cache(_CACHE)
-def _positive(group: str) -> frozenset[Dynkin]:
-    return frozenset(positive_roots(group))

@@ -6,7 +6,6 @@ import html
 import io
 import math
 from collections import Counter
-from fractions import Fraction
 from typing import Any
 
 from ...task import Score
@@ -29,18 +28,14 @@ def content_table(theory: Theory) -> list[list[str]]:
     return lines
 
 
-def rep_name(group: str, number: Number) -> str:
-    """Name a representation by its dimension (3, 3bar, 24); a charge is unchanged (1/6)."""
-    if isinstance(number, Fraction):
-        return str(number)
-    return f"{irrep(group, number).dimension}{'bar' if is_barred(group, number) else ''}"
-
-
 def picture(theory: Theory, score: Score | None = None) -> bytes:
     """Return a PNG with the field content and the spectrum side by side."""
-    figure_class = _figure_class()
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("pictures of theories need matplotlib: pip install 'trl_grpo_tasks[theory]'") from error
     table = content_table(theory)
-    figure = figure_class(figsize=(11, max(4.0, 0.32 * len(table) + 1)), layout="constrained")
+    figure = Figure(figsize=(11, max(4.0, 0.32 * len(table) + 1)), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1, 1.2])
     left.axis("off")
     drawn = left.table(cellText=table[1:], colLabels=table[0], loc="upper center", cellLoc="center")
@@ -106,12 +101,9 @@ def to_html(prompt: str, completion: str, reason: str) -> str:
 
 
 def _cells(theory: Theory, numbers: tuple[Number, ...]) -> list[str]:
-    return [rep_name(group.group, number) for group, number in zip(theory.groups, numbers, strict=True)]
-
-
-def _figure_class() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("pictures of theories need matplotlib: pip install 'trl_grpo_tasks[theory]'") from error
-    return Figure
+    """Name representations by their dimensions (3, 3bar, 24); charges are unchanged (1/6)."""
+    pairs = [(group.group, number) for group, number in zip(theory.groups, numbers, strict=True)]
+    return [
+        f"{irrep(group, n).dimension}{'bar' * is_barred(group, n)}" if isinstance(n, tuple) else str(n)
+        for group, n in pairs
+    ]

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from ...constraints import OneSpelling
 from ...task import Row, Score, Task, TinySpec, check_choice, check_one_of, check_text, option
 from . import data
 from .canonical import digest, rediscovered
+from .constraint import check_prompt, theory_constraint
 from .language import LanguageError, parse
+from .latex import write_latex
+from .relabel import smaller_requests
+from .render import picture, to_html
 from .reward import GOALS, LOWEST_SUM, SCORINGS, THRESHOLD_GEV, WORST, anomaly_sum, judge
+from .sarah import write_sarah
 from .words import VOCABULARY
-
-if TYPE_CHECKING:
-    from ...constraints.base import Constraint
 
 EXAMPLE = "BOS GAUGE_GROUPS NUM_GAUGE num_1 GROUP group_1 SU_5"  # a request: the group SU(5); the rest is to be found
 
@@ -98,7 +101,6 @@ class TheoryTask(Task):
         "max_steps": 30,
     }
     Options: ClassVar[type] = TheoryOptions
-    tools: ClassVar[Mapping[str, Any]] = {"survey": "trl_grpo_tasks.tasks.theory.survey:main"}
 
     def __init__(self, options: Any = None):
         super().__init__(options)
@@ -122,8 +124,6 @@ class TheoryTask(Task):
 
     def row_of(self, text: str) -> dict[str, Any]:
         """Return a row for a prompt, the beginning of a theory."""
-        from .constraint import check_prompt
-
         text = " ".join(text.split())
         if not text.startswith("BOS"):
             raise ValueError(f"{text[:80]!r} is not the beginning of a theory; write one, such as {EXAMPLE!r}")
@@ -132,8 +132,6 @@ class TheoryTask(Task):
 
     def row_from(self, given: Row) -> dict[str, Any]:
         """Return a row whose prompt is the beginning of a theory."""
-        from .constraint import check_prompt
-
         row = super().row_from(given)
         if not isinstance(row["prompt"], str):
             raise ValueError("the 'prompt' of a row must be a text, the beginning of a theory, not chat messages")
@@ -194,8 +192,6 @@ class TheoryTask(Task):
 
         The prompt must be one that `dataset` could return: of the training split, and in the file if there is one.
         """
-        from .relabel import smaller_requests
-
         options = self.options
         limits = options.new_multiplets, options.max_words, options.threshold_gev
         for prompt, answer in smaller_requests(row["prompt"], completion, *limits):
@@ -211,10 +207,7 @@ class TheoryTask(Task):
         counts = Counter(keys)
         return {"distinct": [0.0 if key is None else 1 / counts[key] for key in keys]}
 
-    def constraint(self, tokenizer: Any) -> Constraint:
-        from ...constraints import OneSpelling
-        from .constraint import theory_constraint
-
+    def constraint(self, tokenizer: Any) -> OneSpelling:
         return OneSpelling(tokenizer, theory_constraint(tokenizer))
 
     def tiny(self) -> TinySpec:
@@ -224,8 +217,6 @@ class TheoryTask(Task):
         return TinySpec(tokens, options.tiny_width, options.tiny_layers, options.tiny_heads, context=1024)
 
     def render(self, row: Row, completion: str) -> str | bytes:
-        from .render import picture, to_html
-
         try:
             theory = parse(f"{row['prompt']} {completion}")
         except LanguageError as error:
@@ -236,9 +227,6 @@ class TheoryTask(Task):
         """Return the picture and, if the text is a theory, a SARAH model file and a LaTeX document.
 
         `sarah.txt` has the reason if there is no SARAH file."""
-        from .latex import write_latex
-        from .sarah import write_sarah
-
         files = super().exports(row, completion)
         try:
             theory = parse(f"{row['prompt']} {completion}")

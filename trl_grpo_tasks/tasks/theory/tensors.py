@@ -44,7 +44,7 @@ def coordinates(group: str) -> int:
 @lru_cache(_CACHE)
 def positive_roots(group: str) -> tuple[Root, ...]:
     if group in ladders.SUPPORTED:
-        return tuple(ladders.positive_roots(group))
+        return ladders.positive_roots(group)
     n = size_of(group)
     return tuple(root_of(n, a, b) for a, b in combinations(range(n), 2))
 

@@ -103,10 +103,6 @@ def conjugate_number(group: str, number: Any) -> Any:
     return groups.conjugate(group, number) if isinstance(number, tuple) else -number
 
 
-def conjugate_numbers(theory: Theory, numbers: tuple[Number, ...]) -> tuple[Number, ...]:
-    return tuple(conjugate_number(g.group, n) for g, n in zip(theory.groups, numbers, strict=True))
-
-
 def is_real(theory: Theory, scalar: Scalar) -> bool:
     """Return whether a scalar is a real field: real under each group, neutral, and with a real vev.
 

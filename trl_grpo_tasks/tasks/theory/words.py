@@ -104,9 +104,7 @@ def yukawa_words(pairs: int) -> list[str]:
 
 
 def yukawa_values(word: str, pairs: int) -> tuple[float, ...]:
-    return (YUKAWA_WORDS[word],) * pairs if word in YUKAWA_WORDS else hierarchical(HIERARCHY_WORDS[word], pairs)
-
-
-def hierarchical(largest: float, generations: int = 3) -> tuple[float, ...]:
-    """Return couplings that decrease by a factor of 100 from generation to generation."""
-    return tuple(largest / HIERARCHY**below for below in range(generations - 1, -1, -1))
+    """Return the couplings of a word, one for each pair of generations."""
+    if word in YUKAWA_WORDS:
+        return (YUKAWA_WORDS[word],) * pairs
+    return tuple(HIERARCHY_WORDS[word] / HIERARCHY**below for below in range(pairs - 1, -1, -1))
