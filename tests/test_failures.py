@@ -8,6 +8,7 @@ import unicodedata
 
 import pytest
 import torch
+from PIL import ImageFont
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
@@ -195,6 +196,7 @@ def test_a_caption_of_combining_marks_is_cut_before_it_is_drawn(monkeypatch):
     monkeypatch.setattr(
         render.unicodedata, "normalize", lambda form, text: (lengths.append(len(text)), real(form, text))[1]
     )
-    assert render._wrapped("a" + "\u0301\u0316" * 5_000, 600, 20, 3) == ["a"]
-    rows = render._wrapped("word " * 1_000, 600, 20, 3)
+    font = ImageFont.load_default(20)
+    assert render._wrapped("a" + "\u0301\u0316" * 5_000, 600, font, 3) == ["a"]
+    rows = render._wrapped("word " * 1_000, 600, font, 3)
     assert len(rows) == 3 and rows[-1].endswith(" ...") and max(lengths) <= 1000

@@ -21,7 +21,6 @@ from transformers import (
 
 from tests.commands.test_train import SMALL, metrics, results
 from tests.support.exhaustive import exhaustive_but
-from tests.support.gguf_file import byte_letters
 from tests.support.paths import RECIPES, ROOT
 from tests.support.quantised import bitsandbytes_works
 from trl_grpo_tasks import TaskGRPOConfig, TaskGRPOTrainer
@@ -62,7 +61,9 @@ def save_small(model_name, folder):
     from tokenizers import Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
 
-    backend = Tokenizer(BPE({token: i for i, token in enumerate([*byte_letters(), "<eos>"])}, []))
+    backend = Tokenizer(
+        BPE({token: i for i, token in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), "<eos>"])}, [])
+    )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<eos>")
