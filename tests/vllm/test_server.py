@@ -1,7 +1,10 @@
 """A real server started with `trl-grpo-tasks serve`: training against it, and what it refuses."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import httpx
 import pytest
@@ -10,9 +13,10 @@ from transformers import TrainerCallback
 
 from tests.support import vllm_cpu
 from tests.support.observed import logged, logps_under, observe
+from tests.support.paths import ROOT
 from tests.support.server_process import free_port
 from tests.support.training import config, launch
-from tests.support.vllm_cpu import save_model, serve_task, serving
+from tests.support.vllm_cpu import ENVIRONMENT, save_model, serve_task, serving
 from trl_grpo_tasks import TaskGRPOTrainer
 from trl_grpo_tasks.registry import get_task
 
@@ -149,6 +153,20 @@ def test_two_processes_with_one_server(path, prompts_file, server, tmp_path):
     out, _ = launch(SCRIPT, 2, argument, tmp_path / "run", timeout=300)
     differences = [float(value) for value in re.findall(r"differs by 0 (\S+)", out)]
     assert len(differences) == 2 and max(differences) < 2e-5, out
+
+
+def test_the_command_line(path, prompts_file, server, tmp_path):
+    words = ["-m", "trl_grpo_tasks.commands.main", "train", NAME, "--prompts_file", prompts_file, "--model", path]
+    words += ["--constrain", "--use_vllm", "--vllm_mode", "server", "--vllm_server_base_url", server[0]]
+    words += ["--vllm_weights_folder", str(tmp_path / "weights"), "--output_dir", str(tmp_path / "run")]
+    words += ["--max_steps", "1", "--num_generations", "4", "--per_device_train_batch_size", "8"]
+    words += ["--max_completion_length", "12", "--eval_before_and_after", "False"]
+
+    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = (tmp_path / "run" / "training_metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["sampling/logp_difference_max"] < 2e-5
 
 
 def ask(server, path, row, **more):
