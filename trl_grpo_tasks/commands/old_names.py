@@ -22,7 +22,6 @@ OLD_OPTIONS: dict[str, dict[str, str]] = {
         "--archive": "gone; export RUN --top N writes the best samples of the last evaluation",
         "--gguf": "trl-grpo-tasks export-model RUN",
         "--gguf_type": "trl-grpo-tasks export-model RUN --type TYPE",
-        "--to": "trl-grpo-tasks tool TASK export --to LIBRARY",
     },
     "play": {"--space": "gone; --share makes a public address, and trl-grpo-tasks push uploads the model"},
     "solve": {"--output_dir": "--out DIR"},
