@@ -263,17 +263,17 @@ def write_line(log: str, values: dict[str, Any]) -> None:
 
 def rates(samples: Sequence[Any], size: int) -> dict[str, dict[str, float]]:
     """Success and pass@k of the held-out rows for choosing settings, and of those for reporting them."""
+    wanted = ("success", f"pass@{max(size // 2, 1)}", f"pass@{size}")
+    values = {half: learning.values_of(rows_of(samples, size, half)) for half in ("choose", "report")}
+    return {half: {name: round(statistics.fmean(found[name]), 4) for name in wanted} for half, found in values.items()}
+
+
+def rows_of(samples: Sequence[Any], size: int, which: str) -> list[Sequence[Any]]:
+    """The samples of each row, of the held-out rows that `which` names (see learning.ROWS)."""
     from trl_grpo_tasks.evaluation.samples import request_numbers
 
     rows = [samples[first : first + size] for first in range(0, len(samples), size)]
-    numbers = request_numbers(rows)
-    halves = {half: [rows[n] for n in learning.places_of(numbers, half)] for half in ("choose", "report")}
-    wanted = ("success", f"pass@{max(size // 2, 1)}", f"pass@{size}")
-    return {
-        half: {name: round(statistics.fmean(values), 4) for name, values in learning.values_of(part).items()
-               if name in wanted}
-        for half, part in halves.items()
-    }  # fmt: skip
+    return [rows[place] for place in learning.places_of(request_numbers(rows), which)]
 
 
 # ---- the table
@@ -348,24 +348,22 @@ def page(table: dict[str, Any], folder: Path, model: str, options: Any) -> str:
         return "not finished"
     size = table["samples"]
 
-    def rows_of(mark: dict[str, Any]) -> list[list[Sample]]:
-        samples = [Sample(**(one | {"row": {}})) for one in mark["samples"]]
-        rows = [samples[first : first + size] for first in range(0, len(samples), size)]
-        return [rows[place] for place in learning.places_of(request_numbers(rows), options.rows)]
+    def rows_at(mark: dict[str, Any]) -> list[Sequence[Sample]]:
+        return rows_of([Sample(**(one | {"row": {}})) for one in mark["samples"]], size, options.rows)
 
     values: dict[str, list[dict[str, list[float]]]] = {}
     success: dict[str, list[list[tuple[float, float, float]]]] = defaultdict(list)  # minutes, tokens, success
     for way, cells in found.items():
         for place, mark in enumerate(cells[0]["marks"]):
-            ends = [rows_of(cell["marks"][place]) for cell in cells] * (len(table["seeds"]) if way == START else 1)
+            ends = [rows_at(cell["marks"][place]) for cell in cells] * (len(table["seeds"]) if way == START else 1)
             name = START if way == START else f"{way}, {mark['minutes']:.0f} min"
             values[name] = list(map(learning.values_of, ends))
         for cell in cells:
             trained = cell["marks"] if way != START else []  # all ways begin at the one evaluation of the start
             all_marks = found[START][0]["marks"] + trained
-            measured = [(mark, learning.values_of(rows_of(mark))["success"]) for mark in all_marks]
+            measured = [(mark, learning.values_of(rows_at(mark))["success"]) for mark in all_marks]
             success[way].append([(m["minutes"], m["tokens"], statistics.fmean(v)) for m, v in measured])
-    requests = dict.fromkeys(values[START][0], request_numbers(rows_of(found[START][0]["marks"][-1])))
+    requests = dict.fromkeys(values[START][0], request_numbers(rows_at(found[START][0]["marks"][-1])))
     text = learning.table(values, START, {}, requests)
     heads = ["way", "steps", "s per step", "start-up s", "tokens", "peak GB of torch", "GB of the GPU"]
     lines = [table_line(heads), "|---" * len(heads) + "|"]
