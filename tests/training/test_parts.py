@@ -1,4 +1,4 @@
-"""The objects that a trainer owns work without one: each gets what host.py says, and nothing else."""
+"""The objects that a trainer owns work without one: each gets only what it uses of it."""
 
 from collections import defaultdict
 from types import SimpleNamespace

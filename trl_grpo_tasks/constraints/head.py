@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -34,11 +34,11 @@ class MaskedHead:
         self._measures_mass = False
         self.allowed_mass = 1.0  # as measured in the last forward pass within `measuring()`
 
-    def masks(self, masks_B_T: torch.Tensor, table: MaskTable) -> Any:
+    def masks(self, masks_B_T: torch.Tensor, table: MaskTable) -> AbstractContextManager[None]:
         """Within this context, forward passes score under these masks (numbers in `table`)."""
         return attribute_set(self, "_active_masks", (masks_B_T, table))
 
-    def measuring(self) -> Any:
+    def measuring(self) -> AbstractContextManager[None]:
         """Within this context, forward passes also measure `allowed_mass`."""
         return attribute_set(self, "_measures_mass", True)
 

@@ -6,6 +6,7 @@ empty outside its own module; the part of this process is its attribute `ds_tens
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -105,7 +106,7 @@ def end_forward(model: nn.Module, output: Any) -> None:
                 state._post_forward(module, None, output)
 
 
-def loading_whole_models() -> Any:
+def loading_whole_models() -> AbstractContextManager[None]:
     """While open, models are loaded as a whole. In a run with ZeRO-3, transformers shards every model that it loads,
     and a model that DeepSpeed does not manage could then not be used."""
     from transformers.integrations import deepspeed

@@ -18,6 +18,7 @@ import functools
 import json
 import types
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -223,7 +224,7 @@ class MaskedPolicy:
 
         model.forward = types.MethodType(forward, model)
 
-    def masks(self, masks_B_T: torch.Tensor, table: MaskTable) -> Any:
+    def masks(self, masks_B_T: torch.Tensor, table: MaskTable) -> AbstractContextManager[None]:
         """Within this context, forward passes score under these masks (numbers in `table`)."""
         return attribute_set(self, "_active_masks", (masks_B_T, table))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import types
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
@@ -61,7 +62,7 @@ class SharedPrompts:
     def __init__(self) -> None:
         self._length: int | None = None
 
-    def open(self, length: int) -> Any:
+    def open(self, length: int) -> AbstractContextManager[None]:
         """Within this context, the inputs of forward passes are prompts followed by completions of `length` tokens.
 
         Rows of at most `length` tokens have no prompt to share, and are packed all the same.

@@ -8,7 +8,7 @@ tokens, rounded up to a few sizes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import Any
 
@@ -342,7 +342,7 @@ class Decoder:
                 self._weights.release()
                 self._graphs.drop()
 
-    def _attention(self, name: str) -> Any:
+    def _attention(self, name: str) -> AbstractContextManager[None]:
         """Within this context, attention layers call the attention function of this name."""
         return attribute_set(self._model.config.get_text_config(), "_attn_implementation", name)
 

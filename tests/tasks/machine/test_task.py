@@ -367,6 +367,7 @@ def test_the_best_machine_of_a_run_is_shown(tmp_path, capsys):
     found = [
         {
             "name": name,
+            "metrics": {},
             "samples": [{"row": row, "completion": text, "score": task.score(row, text).as_dict()} for text in some]
             + [{"row": row, "completion": "took too long", "score": None}],
         }

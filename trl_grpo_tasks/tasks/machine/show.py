@@ -11,11 +11,11 @@ python -m mujoco.viewer --mjcf=machine.xml
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ...report.run_folder import RunFolder
 from ...task import printable
 from .bsg import from_bsg, to_bsg
 from .data import gold_machines
@@ -48,11 +48,11 @@ def main(arguments: Sequence[str]) -> int:
             parser.error(f"there is no stored machine for --trial {trial.name}; name a file or a run")
         text = max(gold_machines()[trial.name], key=lambda gold: gold.score).machine
     elif Path(options.file).is_dir():
-        results = Path(options.file) / "results.json"
-        if not results.is_file():
+        evaluation = RunFolder.read(options.file).latest_evaluation
+        if evaluation is None:
             parser.error(f"{options.file} contains no results.json; name the folder of a run that was evaluated")
-        samples = json.loads(results.read_text(encoding="utf-8"))["evaluations"][-1]["samples"]
-        tried = [s for s in samples if s["score"] is not None and s["row"]["trial"] == options.trial]
+        samples = (sample for sample in evaluation["samples"] if sample["score"] is not None)
+        tried = [sample for sample in samples if sample["row"]["trial"] == options.trial]
         if not tried:
             parser.error(f"the last evaluation of {options.file} has no machine for --trial {options.trial}")
         text = max(tried, key=lambda sample: sample["score"]["total"])["completion"]
